@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from snaketune.models.forward import logits_at
+from snaketune.engine.model.forward import logits_at
 
 
 def losses_alone(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:

@@ -87,6 +87,6 @@ if __name__ == "__main__":
     found = getattr(import_module(module), name)(project, *arguments, **keywords)
     import torch
 
-    from snaketune.models.machine import peak_memory
+    from snaketune.engine.model.machine import peak_memory
 
     result.write_text(json.dumps(found | {"peak_rss_bytes": peak_memory(torch.device("cpu"))}), encoding="utf-8")

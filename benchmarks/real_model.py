@@ -25,10 +25,12 @@ from benchmarks.jobs import started
 from benchmarks.trl_training import counts, train_by_trl
 from snaketune.artifacts.manifest import read_artifact
 from snaketune.config.operation import Execution
-from snaketune.packing.reader import EqualTokens, PackedRows
+from snaketune.engine.packing.rows import EqualTokens
+from snaketune.packing.reader import open_rows
 from snaketune.stages.specs import SftSpec
-from snaketune.training.loop import pipeline, sft_trainer
-from snaketune.training.loop.trainer import TrainingRun
+from snaketune.training import pipeline
+from snaketune.training.prepared import TrainingRun
+from snaketune.training.prepared_sft import prepare_sft
 
 # Settings of transformers' trainer that both take.
 SAME = (
@@ -55,9 +57,9 @@ def prepared(job: dict[str, Any], folder: str) -> tuple[dict[str, torch.Tensor],
     pack = read_artifact(Path(pack), "shards")
     operation = Execution(micro_batch_rows=1, gradient_checkpointing=False)
     run = TrainingRun.of(SftSpec.model_validate(job["spec"]), operation, started(folder))
-    training = sft_trainer.prepare_training(run, pack, read_artifact(Path(tokenizer), "tokenizer"))
+    training = prepare_sft(run, pack, read_artifact(Path(tokenizer), "tokenizer"))
     with pipeline.ready_trainer(training) as trainer:
-        items, order = EqualTokens(PackedRows(pack, "train")), list(trainer._get_train_sampler())
+        items, order = EqualTokens(open_rows(pack, "train")), list(trainer._get_train_sampler())
         per_step = run.spec.training.batch_rows
         steps = [order[at : at + per_step] for at in range(0, len(order), per_step)]
         adapters = {name: value.clone() for name, value in get_peft_model_state_dict(trainer.model).items()}

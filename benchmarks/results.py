@@ -40,7 +40,7 @@ def in_bfloat16(precision: str) -> bool:
     """Whether TRL's side trains in bfloat16: the faster data type of this CPU, by a measured product."""
     import torch
 
-    from snaketune.models.device_speed import measured_peak
+    from snaketune.engine.model.device_speed import measured_peak
 
     if precision != "auto":
         return False

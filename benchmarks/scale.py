@@ -26,9 +26,10 @@ import yaml
 
 from benchmarks.processes import SNAKEFILE, checked, snakemake
 from benchmarks.results import ROOT, Goals, in_turn, keep_table, made_on, markdown, medians, table, write
-from snaketune.artifacts.digests import digest_file, digest_json
+from snaketune.artifacts.digests import digest_json
 from snaketune.artifacts.manifest import SEAL
 from snaketune.config.load import load
+from snaketune.files import digest_file
 from snaketune.report.pages import pages_of
 from snaketune.stages.cache.code_digest import code_digest
 from snaketune.stages.cache.status import Results

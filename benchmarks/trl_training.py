@@ -3,7 +3,7 @@
 import tempfile
 from typing import Any
 
-from snaketune.packing.shards import IGNORED
+from snaketune.engine.packing.shards import IGNORED
 
 
 def train_by_trl(

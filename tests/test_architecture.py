@@ -37,6 +37,11 @@ def test_a_rule_its_file_and_its_module_have_one_name(stage):
     assert f"rule {stage}:" in (ROOT / f"workflow/rules/{stage}.smk").read_text(encoding="utf-8")
 
 
+def test_the_engine_knows_nothing_of_the_workflow():
+    """Only modules without a package, such as `files`, and libraries."""
+    assert drawn.imported_packages()["engine"] == set()
+
+
 def importing(pattern: str) -> set[str]:
     """The modules that import what begins with this pattern."""
     return {

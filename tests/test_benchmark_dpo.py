@@ -14,7 +14,7 @@ from benchmarks.jobs import Project
 from benchmarks.results import keep_table
 from benchmarks.sft import material as sft_material
 
-from snaketune.models.machine import peak_memory
+from snaketune.engine.model.machine import peak_memory
 
 # Two pairs of each prompt, whose answers begin alike.
 ROWS = [

@@ -19,7 +19,7 @@ from benchmarks.results import table, write
 from benchmarks.sft.__main__ import GOALS, speed
 from benchmarks.sft.material import MODEL, made
 
-from snaketune.models.kernels import KERNELS
+from snaketune.engine.model.kernels import KERNELS
 from tests.models.conftest import CPU
 
 ABOUT = {"rehearsal": False, "date": "2026-11-23", "command": "python -m benchmarks.gpu"}

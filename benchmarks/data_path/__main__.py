@@ -25,7 +25,7 @@ from benchmarks.data_path.texts import prepare, tokenize
 from benchmarks.jobs import conversations
 from benchmarks.results import ROOT, Goals, options_of, require, run_parts, table, timed
 
-from snaketune.packing.best_fit import lower_bound_rows, plan_best_fit_decreasing
+from snaketune.engine.packing.best_fit import lower_bound_rows, plan_best_fit_decreasing
 
 # Tokens of a row in `plan`.
 CAPACITY = 2048

@@ -14,7 +14,7 @@ from benchmarks.data_path.rows import FILES, as_messages, repeated
 from benchmarks.jobs import ROW_LENGTH, conversations
 from benchmarks.results import in_turn, medians, timed
 
-from snaketune.packing.reader import PackedRows
+from snaketune.packing.reader import open_rows
 from snaketune.tokenization.batched.chunks import ChunkEncoder
 from snaketune.tokenization.batched.separable import METASPACE, NotSeparable, separable
 
@@ -56,7 +56,7 @@ def prepare(rounds: int, folder: Path, data: Path, megabytes: float = 100) -> di
 
     def ours() -> None:
         own = projects.pop()
-        made["snaketune"] = PackedRows(own.make(own.pack()), "train")
+        made["snaketune"] = open_rows(own.make(own.pack()), "train")
 
     def theirs() -> None:
         cache = str(folder / "cache")

@@ -26,7 +26,7 @@ def ours(project: Project, *, run: str, steps: int = ALL, epochs: float = 1, log
     Returns:
         What the clock found; `order`, by step the numbers of its pairs; and the curve.
     """
-    from snaketune.training.preference import dpo_trainer
+    from snaketune.training import prepared_dpo
 
     pairs = pairs_of(project, run)
     known = {pair.sequences: number for number, pair in enumerate(pairs)}
@@ -43,8 +43,8 @@ def ours(project: Project, *, run: str, steps: int = ALL, epochs: float = 1, log
     training = job.spec.training.model_copy(update={"epochs": epochs})
     spec = job.spec.model_copy(update={"training": training})
     operation = job.operation.model_copy(update={"log_steps": log_steps})
-    timed = clock.timing(dpo_trainer.DpoTrainer, counts)
-    with tempfile.TemporaryDirectory() as work, patch.object(dpo_trainer, "DpoTrainer", timed):
+    timed = clock.timing(prepared_dpo.DpoTrainer, counts)
+    with tempfile.TemporaryDirectory() as work, patch.object(prepared_dpo, "DpoTrainer", timed):
         outcome = project.build(job, work, spec=spec, operation=operation)
     said = {name: value for name, value in outcome.run.items() if name != "history"}
     losses = [entry["loss"] for entry in outcome.run["history"]]

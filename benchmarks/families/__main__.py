@@ -26,7 +26,7 @@ from benchmarks.families.examine import ROUNDING, Outcome, examine
 from benchmarks.results import ROOT, markdown
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from snaketune.models.packing_support import INSTEAD
+from snaketune.engine.model.packing_support import INSTEAD
 
 PAGE = ROOT / "docs/models.md"
 SECONDS = 300

@@ -16,17 +16,17 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.config.base_models import Pretrained
 from snaketune.config.lora import Lora
+from snaketune.engine.checkpoints import load_weights, save_weights
+from snaketune.engine.model.attention import Unpackable, use_own_attention
+from snaketune.engine.model.batches import collate
+from snaketune.engine.model.devices import Compute
+from snaketune.engine.model.logprobs import token_losses
+from snaketune.engine.model.packing_support import INSTEAD, choose_kernel
+from snaketune.engine.model.selftest import SelfTest, self_test
+from snaketune.engine.packing.shards import IGNORED
 from snaketune.errors import SnaketuneError
-from snaketune.models.adapters import add_lora
-from snaketune.models.attention import Unpackable, use_own_attention
-from snaketune.models.batches import collate
-from snaketune.models.devices import Compute
 from snaketune.models.load_model import grow_vocabulary, load_pretrained
-from snaketune.models.logprobs import token_losses
-from snaketune.models.packing_support import INSTEAD, choose_kernel
-from snaketune.models.selftest import SelfTest, self_test
-from snaketune.packing.shards import IGNORED
-from snaketune.training.checkpoint.checkpoints import load_weights, save_weights
+from snaketune.models.lora import add_lora
 
 # Segment lengths, prefix lengths, tokens of the row.
 DOCUMENTS = (([11, 23, 5], [0, 0, 0], 48), ([6, 30, 9], [0, 0, 0], 45))

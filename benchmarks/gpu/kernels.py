@@ -15,13 +15,13 @@ import torch
 from benchmarks.alone import losses_alone
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from snaketune.models.attention import Unpackable, use_own_attention, use_segment_attention
-from snaketune.models.batches import collate
-from snaketune.models.compiling import compile_layers
-from snaketune.models.devices import Compute
-from snaketune.models.forward import allow_packed
-from snaketune.models.logprobs import token_losses
-from snaketune.packing.shards import IGNORED
+from snaketune.engine.model.attention import Unpackable, use_own_attention, use_segment_attention
+from snaketune.engine.model.batches import collate
+from snaketune.engine.model.compiling import compile_layers
+from snaketune.engine.model.devices import Compute
+from snaketune.engine.model.forward import allow_packed
+from snaketune.engine.model.logprobs import token_losses
+from snaketune.engine.packing.shards import IGNORED
 
 # These take 16 bits alone.
 HALF_ONLY = {"varlen", "flash_attention_2", "flash_attention_4"}

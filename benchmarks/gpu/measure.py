@@ -16,15 +16,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from benchmarks.clock import Clock, packed_counts
-from benchmarks.gpu.rows import MadePairRows, MadeRows, make_pairs, make_rows, pair_rows
+from benchmarks.gpu.rows import MadeRows, make_pairs, make_rows, pair_rows
 from benchmarks.gpu.shapes import Shape, add_adapters, make_model
 
-from snaketune.models.batches import collate
-from snaketune.models.compiling import compile_layers
-from snaketune.models.devices import Compute, deterministic_algorithms
-from snaketune.models.logprobs import pair_logprobs, summed_losses, token_losses
-from snaketune.models.machine import reset_peak_memory
-from snaketune.models.selftest import self_test
+from snaketune.engine.model.batches import collate
+from snaketune.engine.model.compiling import compile_layers
+from snaketune.engine.model.devices import Compute, deterministic_algorithms
+from snaketune.engine.model.logprobs import pair_logprobs, summed_losses, token_losses
+from snaketune.engine.model.machine import reset_peak_memory
+from snaketune.engine.model.selftest import self_test
 
 NEEDED_BY_TRAINER = ("pydantic", "accelerate", "safetensors", "xxhash")
 LEARNING_RATE = 1e-5
@@ -108,7 +108,7 @@ def _measured(steps: Steps) -> dict[str, Any]:
         model = add_adapters(model, shape.rank)
     torch._dynamo.reset()
     lacking = [name for name in NEEDED_BY_TRAINER if find_spec(name) is None]
-    by_trainer = "DpoTrainer" if isinstance(steps.rows, MadePairRows) else "SftTrainer"
+    by_trainer = "DpoTrainer" if bool(steps.rows.pairs) else "SftTrainer"
     facts = (_loop if lacking else _trainer)(model, steps)
     return steps.clock.found() | {
         **facts,
@@ -123,25 +123,25 @@ def _measured(steps: Steps) -> dict[str, Any]:
 
 
 def _trainer(model: torch.nn.Module, steps: Steps) -> dict[str, Any]:
-    """Run training steps as `training.loop.pipeline` does; return the share of the peak, and of SFT the expected memory."""
+    """Run training steps as `training.pipeline` does; return the share of the peak, and of SFT the expected memory."""
     from benchmarks.jobs import started
 
     from snaketune.config.base_models import Scratch
     from snaketune.config.lora import Lora
     from snaketune.config.operation import Execution
     from snaketune.config.training_runs import Learning
-    from snaketune.models.forward import inner_model
+    from snaketune.engine.dpo import DpoTrainer
+    from snaketune.engine.model.forward import inner_model
+    from snaketune.engine.sft import SftTrainer
     from snaketune.stages.specs import DpoSpec, SftSpec
     from snaketune.training.autotune.machine_check import check_machine
-    from snaketune.training.loop.pipeline import fit
-    from snaketune.training.loop.sft_trainer import SftTrainer
-    from snaketune.training.loop.trainer import TrainingRun
-    from snaketune.training.preference.dpo_trainer import DpoTrainer
+    from snaketune.training.pipeline import fit, make_trainer
+    from snaketune.training.prepared import PreparedTraining, TrainingRun
 
     shape, rows, compute, clock = steps.shape, steps.rows, steps.compute, steps.clock
     settings = Learning(batch_rows=shape.batch_rows, learning_rate=LEARNING_RATE, compile=steps.compiled)
     operation = Execution(checkpoint_steps=10**6, micro_batch_rows=steps.micro_rows, gradient_checkpointing=False)
-    of_pairs, expected = isinstance(rows, MadePairRows), {}
+    of_pairs, expected = bool(rows.pairs), {}
     if of_pairs:
         spec = DpoSpec(beta=BETA, training=settings, lora=None, quantization=None, trust_remote_code=False)
     else:
@@ -160,11 +160,12 @@ def _trainer(model: torch.nn.Module, steps: Steps) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as name:
         run = TrainingRun(spec=spec, operation=operation, work=started(name), compute=compute)
-        trainer = clock.timing(DpoTrainer if of_pairs else SftTrainer, counts)(model=model, rows=rows, run=run)
+        timed = clock.timing(DpoTrainer if of_pairs else SftTrainer, counts)
+        trainer = make_trainer(PreparedTraining(trainer_class=timed, rows=rows, run=run, initial=None), model, compute)
         if of_pairs:
             # The reference is made up, so it differs from the policy.
             trainer.check_start = lambda: None
-        fit(trainer)
+        fit(trainer, run)
     found, peak = clock.found(), trainer.meter.peak
     return expected | {
         "mfu": found["flops_per_s"] / peak.flops_per_second,
@@ -187,7 +188,7 @@ def _loop(model: torch.nn.Module, steps: Steps) -> dict[str, Any]:
         clock.count(**packed_counts(batch))
         batch = batch.to(compute.device)
         with compute.autocast():
-            if isinstance(rows, MadePairRows):
+            if bool(rows.pairs):
                 sums_P2, _ = pair_logprobs(token_losses(model, batch), batch)
                 loss = -F.logsigmoid(BETA * (sums_P2[:, 0] - sums_P2[:, 1])).mean()
             else:

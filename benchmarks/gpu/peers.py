@@ -20,9 +20,9 @@ from benchmarks.trl_training import counts, train_by_trl
 from torch.utils.checkpoint import checkpoint
 from transformers.utils import is_flash_attn_2_available
 
-from snaketune.models.devices import Compute
-from snaketune.models.machine import reset_peak_memory
-from snaketune.packing.shards import IGNORED
+from snaketune.engine.model.devices import Compute
+from snaketune.engine.model.machine import reset_peak_memory
+from snaketune.engine.packing.shards import IGNORED
 
 # Supervised positions that are projected in one chunk.
 CHUNK = 1024

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from snaketune.packing.best_fit import plan_best_fit_decreasing
-from snaketune.packing.reader import PackedRows
-from snaketune.packing.shards import IGNORED
+from snaketune.engine.packing.best_fit import plan_best_fit_decreasing
+from snaketune.engine.packing.rows import DocumentColumns, PackedRows
+from snaketune.engine.packing.shards import IGNORED
 
 # Mean tokens of a prompt and of each of its completions, as shares of a sequence; as long as this, give or take a quarter.
 PROPORTIONS = {"1:1": (1 / 2, 1 / 2), "3:1": (3 / 4, 1 / 4)}
@@ -34,27 +33,12 @@ class MadeRows(PackedRows):
         self.row_length, self.lists = length, tuple(columns)
         self.batches = [{"input_ids": ids, "labels": labels} | {name: _column(some) for name, some in columns.items()}]
         self.offsets = np.array([0, len(ids)])
-
-
-class MadePairRows(MadeRows):
-    """Rows of pairs with the interface of `training.preference.pair_dataset`; zero reference, one source."""
-
-    unpaired, sources = False, 1
-
-    @property
-    def pairs(self) -> int:
-        return len(self.batches[0]["completions"][1]) // 2
-
-    def blank(self, tokens=None):
-        return super().blank(tokens) | _reference(0)
-
-    def __getitem__(self, row):
-        found = super().__getitem__(row)
-        return found | _reference(len(found["completions"]) // 2)
-
-
-def _reference(pairs: int) -> dict[str, torch.Tensor]:
-    return {"reference": torch.zeros(pairs, 2), "source": torch.zeros(pairs, dtype=torch.int64)}
+        self.order, self.weighted, self.documents = "shuffled", False, None
+        if "completions" in columns:
+            # Zero reference, one source.
+            offsets = _column(columns["completions"])[0] // 2
+            zeros = {"reference": np.zeros((offsets[-1], 2), np.float32), "source": np.zeros(offsets[-1], np.int64)}
+            self.documents = DocumentColumns(offsets, zeros)
 
 
 def _column(rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -113,7 +97,7 @@ def make_pairs(rows: int, length: int, vocabulary: int, proportion: str) -> list
     return pairs
 
 
-def pair_rows(pairs: list[MadePair], length: int) -> MadePairRows:
+def pair_rows(pairs: list[MadePair], length: int) -> MadeRows:
     """Pack pairs, two segments each: prompt and chosen completion; rejected completion, which sees the prompt."""
     plan = plan_best_fit_decreasing(np.array([len(pair.shared) for pair in pairs]), [length])
     planned = [[pairs[i] for i in plan.row(row)] for row in range(plan.rows)]
@@ -125,4 +109,4 @@ def pair_rows(pairs: list[MadePair], length: int) -> MadePairRows:
         "prefix_segments": [np.repeat(np.arange(0, 2 * len(row), 2), 2) for row in planned],
         "completions": [np.arange(2 * len(row)) for row in planned],
     }
-    return MadePairRows([[(pair.shared, len(pair.prompt)) for pair in row] for row in planned], length, **columns)
+    return MadeRows([[(pair.shared, len(pair.prompt)) for pair in row] for row in planned], length, **columns)

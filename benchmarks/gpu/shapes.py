@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from snaketune.models.devices import Compute
+from snaketune.engine.model.devices import Compute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def quantize(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def lora_config(rank: int):
-    """Return adapters on all linear layers, as `models.adapters.add_lora` adds them."""
+    """Return adapters on all linear layers, as `engine.model.adapters.add_lora` adds them."""
     from peft import LoraConfig
 
     return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")

@@ -41,7 +41,7 @@ class Task(argparse.Namespace):
     def compute(self):
         import torch
 
-        from snaketune.models.devices import Compute, resolve_compute
+        from snaketune.engine.model.devices import Compute, resolve_compute
 
         if self.rehearse:
             return Compute(device=torch.device("cpu"), dtype=torch.float32, kernel="sdpa")

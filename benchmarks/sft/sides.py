@@ -19,11 +19,11 @@ from benchmarks.trl_training import counts, train_by_trl
 
 def ours(project: Project, warm_up: int, steps: int) -> dict[str, Any]:
     """Train by the `sft` stage with a clock on its trainer."""
-    from snaketune.training.loop import sft_trainer
+    from snaketune.training import prepared_sft
 
     clock, job = Clock(warm_up, steps), project.job("sft", "start")
-    timed = clock.timing(sft_trainer.SftTrainer, packed_counts)
-    with tempfile.TemporaryDirectory() as work, patch.object(sft_trainer, "SftTrainer", timed):
+    timed = clock.timing(prepared_sft.SftTrainer, packed_counts)
+    with tempfile.TemporaryDirectory() as work, patch.object(prepared_sft, "SftTrainer", timed):
         outcome = project.build(job, work)
     said = {name: value for name, value in outcome.run.items() if name != "history"}
     return clock.found() | {"optimizer": job.spec.training.optimizer, "about": outcome.about, "run": said}

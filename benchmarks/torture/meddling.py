@@ -24,7 +24,7 @@ CHAIN = os.environ.get("TORTURE_CHAIN", "")
 ATTEMPT = "TORTURE_ATTEMPT"
 REMOVALS = ("os.remove", "os.rmdir", "shutil.rmtree")
 # Their import brings safetensors.
-WRITERS = ("snaketune.training.checkpoint.tensor_files", "snaketune.training.checkpoint.random_states")
+WRITERS = ("snaketune.engine.tensor_files", "snaketune.engine.random_states")
 monotonic = time.monotonic_ns
 
 

@@ -15,7 +15,8 @@ from benchmarks.results import ROOT
 from benchmarks.torture.chain import CODE, CONFIG, INJECTED, STAGES, Chain, Said
 from benchmarks.torture.processes import everything_in
 
-from snaketune.artifacts.digests import digest_file, digest_json
+from snaketune.artifacts.digests import digest_json
+from snaketune.files import digest_file
 from snaketune.stages.table import STAGES as TABLE
 
 SECONDS = 300.0

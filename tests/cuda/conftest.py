@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from snaketune.models import kernels, packing_support, varlen_sinks
-from snaketune.models.devices import Compute
+from snaketune.engine.model import kernels, packing_support, varlen_sinks
+from snaketune.engine.model.devices import Compute
 from tests.cuda import standin
 
 GPU = torch.device("cuda", 0)

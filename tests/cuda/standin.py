@@ -126,10 +126,10 @@ def varlen_attn(query, key, value, cu_q, cu_k, max_q, max_k, *, scale=None, wind
 
 
 def varlen_forward_of_sinks(query, key, value, segments, longest, scale, window):
-    """Stand-in with the signature of `models.varlen_sinks.varlen_forward`."""
+    """Stand-in with the signature of `engine.model.varlen_sinks.varlen_forward`."""
     return varlen(query, key, value, *segments, longest, scale, window)
 
 
 def varlen_backward_of_sinks(grad, inputs, out, lse, segments, longest, scale, window):
-    """Stand-in with the signature of `models.varlen_sinks.varlen_backward`."""
+    """Stand-in with the signature of `engine.model.varlen_sinks.varlen_backward`."""
     return varlen_backward(grad, *inputs, out, lse, *segments, scale, window)

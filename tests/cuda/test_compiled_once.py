@@ -7,12 +7,12 @@ from benchmarks.families.tiny import tiny_config, tiny_model
 from benchmarks.gpu.rows import make_rows
 
 from snaketune.config.lora import Lora
-from snaketune.packing.shards import IGNORED
-from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import LogCallback
-from snaketune.training.preference import dpo_trainer
-from snaketune.training.preference.dpo_trainer import DpoTrainer
-from snaketune.training.preference.pair_dataset import PairRows
+from snaketune.engine import dpo as dpo_trainer
+from snaketune.engine.dpo import DpoTrainer
+from snaketune.engine.packing.rows import PackedRows
+from snaketune.engine.packing.shards import IGNORED
+from snaketune.engine.sft import SftTrainer
+from snaketune.engine.throughput import LogCallback
 from tests.models.conftest import VOCABULARY
 from tests.training.pipeline_runs import spec, train
 from tests.training.preference_runs import Trained
@@ -96,7 +96,7 @@ def test_dpo(tmp_path, calls, graphs, segments, lora):
 def test_single_completions_some_without_a_shared_prompt(tmp_path, calls, graphs, segments, monkeypatch):
     """Batches without shared prompts gather keys too, so that layers are compiled once."""
     pairs = Trained(tmp_path, kind="unpaired", rows=12, family="qwen2", compute=VARLEN)
-    row_of = PairRows.__getitem__
+    row_of = PackedRows.__getitem__
 
     def apart(self, row):
         row_tensors = row_of(self, row)
@@ -105,7 +105,7 @@ def test_single_completions_some_without_a_shared_prompt(tmp_path, calls, graphs
         labels[np.cumsum([0, *row_tensors["segment_lengths"][:-1]])] = IGNORED
         return row_tensors | alone | {"labels": labels} if row < 6 else row_tensors
 
-    monkeypatch.setattr(PairRows, "__getitem__", apart)
+    monkeypatch.setattr(PackedRows, "__getitem__", apart)
     # The reference pass used rows with shared prompts.
     monkeypatch.setattr(dpo_trainer, "check_policy_is_reference", lambda *_, **__: None)
     pairs.train("work", {"loss": "kto"}, compile=True, batch_rows=2, micro_batch_rows=1, epochs=2)

@@ -8,10 +8,10 @@ from benchmarks.families.tiny import tiny_config
 from benchmarks.families.tiny import tiny_model as family_model
 
 from snaketune.config.lora import Lora, Quantization
+from snaketune.engine.model.attention import Unpackable
+from snaketune.engine.model.packing_support import check_config, with_supported_kernel
+from snaketune.engine.model.selftest import check_kernel, self_test
 from snaketune.errors import SnaketuneError
-from snaketune.models.attention import Unpackable
-from snaketune.models.packing_support import check_config, with_supported_kernel
-from snaketune.models.selftest import check_kernel, self_test
 from tests.cuda import standin
 from tests.models.conftest import tiny_model
 from tests.models.test_selftest import Rows
@@ -102,7 +102,7 @@ def test_values_with_smaller_heads_than_keys_are_supported(calls):
 
 def test_kernels_are_tried_from_the_fastest(monkeypatch, capsys):
     everything = ["flash_attention_4", "flash_attention_2", "varlen", "sdpa"]
-    monkeypatch.setattr("snaketune.models.packing_support.usable_kernels", lambda device, dtype: everything)
+    monkeypatch.setattr("snaketune.engine.model.packing_support.usable_kernels", lambda device, dtype: everything)
     four = replace(VARLEN, kernel="flash_attention_4")
     for config, dropout, kernel in (
         (tiny_config("llama"), True, "flash_attention_4"),
@@ -129,7 +129,7 @@ def test_a_kernel_that_raises_is_reported(monkeypatch, calls, error):
     def broken(*_, **__):
         raise error("no such instruction")
 
-    monkeypatch.setattr("snaketune.models.kernels.varlen_attn", broken)
+    monkeypatch.setattr("snaketune.engine.model.kernels.varlen_attn", broken)
     with pytest.raises(Unpackable, match=f"a packed forward fails \\({error.__name__}: no such instruction"):
         check_kernel(tiny_model("llama"), [], VARLEN, training=False)
 
@@ -139,7 +139,7 @@ def test_an_operation_without_a_deterministic_kernel_is_not_reported_as_unpackab
         torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))
         return query
 
-    monkeypatch.setattr("snaketune.models.kernels.varlen_attn", adding)
+    monkeypatch.setattr("snaketune.engine.model.kernels.varlen_attn", adding)
     with pytest.raises(SnaketuneError, match=r"^training\.deterministic: put_ does not .* expected `false`"):
         train(tmp_path / "work", pack(tmp_path / "pack", rows=8), spec(deterministic=True), compute=VARLEN)
 
@@ -181,7 +181,7 @@ def test_in_16_bits_single_tokens_may_differ_and_many_may_not(monkeypatch, calls
             out[changed] = out[changed].flip(-1)
             return out
 
-        monkeypatch.setattr("snaketune.models.kernels.varlen_attn", attend)
+        monkeypatch.setattr("snaketune.engine.model.kernels.varlen_attn", attend)
 
     # The last token of the first document.
     noisy(slice(6, 7))
@@ -205,8 +205,8 @@ def test_a_wrong_kernel_is_refused_in_16_bits_too(monkeypatch, calls, capsys, ch
         keywords |= {name: value for name, value in change.items() if name in keywords}
         return standin.varlen_attn(query, key, value, cu_q, cu_k, longest, other, **keywords)
 
-    monkeypatch.setattr("snaketune.models.kernels.varlen_attn", wrong)
-    monkeypatch.setattr("snaketune.models.selftest.usable_kernels", lambda device, dtype: ["varlen", "sdpa"])
+    monkeypatch.setattr("snaketune.engine.model.kernels.varlen_attn", wrong)
+    monkeypatch.setattr("snaketune.engine.model.selftest.usable_kernels", lambda device, dtype: ["varlen", "sdpa"])
     assert self_test(tiny_model("qwen2"), [], VARLEN, training=False).compute.kernel == "sdpa"
     assert capsys.readouterr().out.splitlines()[0].endswith("Trying kernel sdpa")
     with pytest.raises(Unpackable, match=r"differ from separate ones, most at token .*kernel varlen"):

@@ -9,13 +9,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Trainer, TrainingArguments
 
 from snaketune.config.lora import Lora
-from snaketune.models.compiling import CompileChoice
-from snaketune.models.devices import Compute
-from snaketune.packing.reader import EqualTokens
-from snaketune.training.loop import packed_trainer
-from snaketune.training.loop.packed_trainer import PackedTrainer
-from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.preference import dpo_trainer
+from snaketune.engine import dpo as dpo_trainer
+from snaketune.engine import trainer as trainer_module
+from snaketune.engine.model.compiling import CompileChoice
+from snaketune.engine.model.devices import Compute
+from snaketune.engine.packing.rows import EqualTokens
+from snaketune.engine.sft import SftTrainer
+from snaketune.engine.trainer import PackedTrainer
 from tests.training.pipeline_runs import pack, spec, train
 from tests.training.preference_runs import Trained
 
@@ -50,7 +50,7 @@ def trainers(tmp_path, monkeypatch, calls):
         made.append(trainer)
         raise Made
 
-    monkeypatch.setattr("snaketune.training.loop.pipeline.fit", caught)
+    monkeypatch.setattr("snaketune.training.pipeline.fit", caught)
 
     def make(kind: str, lora: Lora | None = None) -> PackedTrainer:
         with pytest.raises(Made):
@@ -79,7 +79,7 @@ def on_gpu(trainer: PackedTrainer, mode, monkeypatch) -> None:
     monkeypatch.setattr(trainer, "_collate_items", on_host)
     to_fake_cuda(trainer.model, mode)
     monkeypatch.setattr(TrainingArguments, "device", property(lambda _: GPU))
-    trainer.run = SimpleNamespace(**{**vars(trainer.run), "compute": ON_GPU})
+    trainer.compute = ON_GPU
 
 
 @pytest.mark.parametrize("lora", [None, Lora(rank=2)])
@@ -87,9 +87,9 @@ def test_sft_forwards_in_the_loop_and_in_compile(trainers, fake_cuda, monkeypatc
     trainer = trainers("sft", lora)
     on_gpu(trainer, fake_cuda, monkeypatch)
     seen = []
-    monkeypatch.setattr(packed_trainer, "choose_compilation", lambda *_: CompileChoice(compiled=True, reason="test"))
-    monkeypatch.setattr(packed_trainer, "compile_layers", lambda *_, **__: None)
-    monkeypatch.setattr(packed_trainer, "_check_compiled", lambda *losses: seen.extend(losses[:3]))
+    monkeypatch.setattr(trainer_module, "choose_compilation", lambda *_: CompileChoice(compiled=True, reason="test"))
+    monkeypatch.setattr(trainer_module, "compile_layers", lambda *_, **__: None)
+    monkeypatch.setattr(trainer_module, "_check_compiled", lambda *losses: seen.extend(losses[:3]))
     with fake_cuda:
         trainer.compile()
         assert [loss.device for loss in seen] == [GPU] * 3

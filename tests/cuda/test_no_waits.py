@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TrainerCallback
 
 from snaketune.config.lora import Lora
-from snaketune.training.loop.trainer import BaseTrainer
+from snaketune.engine.features import TrainingFeatures
 from tests.cuda import standin
 from tests.training.pipeline_runs import pack, spec, train
 from tests.training.preference_runs import Trained
@@ -52,7 +52,7 @@ class Waits(TorchDispatchMode):
 @pytest.fixture
 def waits(monkeypatch):
     """Record in each step except the first, which logs a line, and the last."""
-    mode, init = Waits(), BaseTrainer.__init__
+    mode, init = Waits(), TrainingFeatures.__init__
 
     class Counting(TrainerCallback):
         steps = 0
@@ -70,7 +70,7 @@ def waits(monkeypatch):
         init(self, **arguments)
         self.add_callback(counting)
 
-    monkeypatch.setattr(BaseTrainer, "__init__", build)
+    monkeypatch.setattr(TrainingFeatures, "__init__", build)
     yield mode
     assert counting.steps >= 3
 

@@ -5,12 +5,12 @@ import torch
 from benchmarks.families.examine import PAIRS, Rows
 from benchmarks.families.tiny import tiny_config, tiny_model
 
-from snaketune.models import kernels, varlen_sinks
-from snaketune.models.attention import Unpackable
-from snaketune.models.kernels import AttentionOptions, segments_for
-from snaketune.models.packing_support import with_supported_kernel
-from snaketune.models.selftest import check_kernel, self_test
-from snaketune.packing.segments import layout
+from snaketune.engine.model import kernels, varlen_sinks
+from snaketune.engine.model.attention import Unpackable
+from snaketune.engine.model.kernels import AttentionOptions, segments_for
+from snaketune.engine.model.packing_support import with_supported_kernel
+from snaketune.engine.model.selftest import check_kernel, self_test
+from snaketune.engine.packing.segments import layout
 from tests.cuda import standin
 
 from .conftest import VARLEN
@@ -65,7 +65,7 @@ def test_a_backward_that_reads_something_else_is_refused(calls, monkeypatch, cap
         return standin.gradients_of(grad, *inputs, out, lse, *segments, scale, window)
 
     monkeypatch.setattr(varlen_sinks, "varlen_backward", backward)
-    monkeypatch.setattr("snaketune.models.selftest.usable_kernels", lambda device, dtype: ["varlen", "sdpa"])
+    monkeypatch.setattr("snaketune.engine.model.selftest.usable_kernels", lambda device, dtype: ["varlen", "sdpa"])
     model = tiny_model(tiny_config("gpt_oss"))
     with pytest.raises(Unpackable, match="gradients of attention with sinks by kernel varlen are wrong by"):
         check_kernel(model, [Rows(PAIRS)], VARLEN, training=True)

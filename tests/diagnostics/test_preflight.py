@@ -15,11 +15,11 @@ from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Learning
 from snaketune.diagnostics import environment, preflight, run_checks
 from snaketune.errors import SnaketuneError
-from snaketune.packing.reader import PackedRows
+from snaketune.packing.reader import open_rows
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import SftSpec
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.training.loop.preflight_record import read_preflight_findings
+from snaketune.training.preflight_record import read_preflight_findings
 from tests.packing.chain import rows_of
 
 from .conftest import SMALL, Family, tiny_model
@@ -138,7 +138,7 @@ def test_all_findings_that_stop_a_run_are_in_one_error(family, monkeypatch):
 
 
 def test_sequences_beyond_the_positions_of_the_model_are_reported(family):
-    longest = PackedRows(family.pack, "train").longest[0]
+    longest = open_rows(family.pack, "train").longest[0]
     path = str(tiny_model(family.folder, max_position_embeddings=longest // 2, pad_token_id=0, eos_token_id=None))
     family.run["learning_rate"] = 1e-5
     family.base = Pretrained(path=path)

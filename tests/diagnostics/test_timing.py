@@ -18,7 +18,7 @@ from tests.packing.chain import started
 def test_a_training_that_is_known_beforehand_not_to_fit_is_a_finding(tmp_path, monkeypatch):
     tokenizer = SimpleNamespace(files=list)
     prepared = SimpleNamespace(trainer_class=None, rows=[], run=None, config=None, new_config=None)
-    monkeypatch.setattr(timed_training.sft_trainer, "prepare_training", lambda *_: prepared)
+    monkeypatch.setattr(timed_training, "prepare_sft", lambda *_: prepared)
     result = [
         Finding(key="training", problem="needs 900.0 GB before there is a single activation", do="use a smaller one")
     ]

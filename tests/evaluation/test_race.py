@@ -6,12 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.held_out import LOSSES
 from snaketune.evaluation.preference_accuracy import PAIRS
 from snaketune.evaluation.race import ERROR, build, replacements, row_scores
+from snaketune.files import digest_file
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.races import FILE, PAYLOAD, paused_at
 from snaketune.stages.specs import RaceSpec

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from snaketune.models.devices import Compute
+from snaketune.engine.model.devices import Compute
 
 VOCABULARY = 97
 CPU = Compute(device=torch.device("cpu"), dtype=torch.float32, kernel="sdpa")

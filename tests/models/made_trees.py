@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from snaketune.packing.shards import IGNORED
+from snaketune.engine.packing.shards import IGNORED
 
 # Segment lengths, prefix lengths, prefix segments, completions, prompt lengths by segment (0: no new prompt), padding.
 TREES = (

@@ -9,10 +9,8 @@ from snaketune.config.base_models import Pretrained
 from snaketune.config.lora import Lora, Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.models import load_model
-from snaketune.models.adapters import (
-    add_lora,
-)
 from snaketune.models.load_model import load_pretrained
+from snaketune.models.lora import add_lora
 
 from .conftest import tiny_model
 from .test_adapters import IDS, learned

@@ -11,8 +11,9 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from snaketune.config.lora import Lora
-from snaketune.models.adapter_targets import without_adapters
-from snaketune.models.adapters import add_lora, merge
+from snaketune.engine.model.adapter_targets import without_adapters
+from snaketune.engine.model.adapters import merge
+from snaketune.models.lora import add_lora
 
 # Blocks whose router logits are recorded, with experts or attention beside their router.
 WITH_ROUTERS = {"DogeCDMoE", "JetMoeAttention"}

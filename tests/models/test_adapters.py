@@ -16,17 +16,11 @@ from transformers.pytorch_utils import Conv1D
 
 from snaketune.config.base_models import Pretrained
 from snaketune.config.lora import Lora
+from snaketune.engine.checkpoints import copy_trained, load_weights, save_weights, trained_tensors
+from snaketune.engine.model.adapters import cast_parameters, leave_casts_to_autocast, load_adapter, merge, save_adapter
 from snaketune.errors import SnaketuneError
-from snaketune.models.adapters import (
-    add_lora,
-    cast_parameters,
-    leave_casts_to_autocast,
-    load_adapter,
-    merge,
-    save_adapter,
-)
 from snaketune.models.load_model import grow_vocabulary, load_pretrained, reload_model
-from snaketune.training.checkpoint.checkpoints import copy_trained, load_weights, save_weights, trained_tensors
+from snaketune.models.lora import add_lora
 from tests.training.test_resume import model_of
 
 from .conftest import VOCABULARY, tiny_model

@@ -9,13 +9,13 @@ from benchmarks.families.examine import Rows
 from benchmarks.families.tiny import tiny_config
 from benchmarks.families.tiny import tiny_model as tiny_model_of
 
-from snaketune.models.attention import use_segment_attention
-from snaketune.models.batches import collate
-from snaketune.models.forward import allow_packed, packed_inputs
-from snaketune.models.logprobs import token_losses
-from snaketune.models.packing_support import check_config
-from snaketune.models.selftest import self_test
-from snaketune.packing.segments import PADDING_SEGMENT
+from snaketune.engine.model.attention import use_segment_attention
+from snaketune.engine.model.batches import collate
+from snaketune.engine.model.forward import allow_packed, packed_inputs
+from snaketune.engine.model.logprobs import token_losses
+from snaketune.engine.model.packing_support import check_config
+from snaketune.engine.model.selftest import self_test
+from snaketune.engine.packing.segments import PADDING_SEGMENT
 
 from .conftest import CPU, VOCABULARY, tiny_model
 

@@ -13,13 +13,13 @@ from benchmarks.families.tiny import VOCABULARY, tiny_config, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from snaketune.config.lora import Lora
-from snaketune.models import fused_cross_entropy
-from snaketune.models.adapters import add_lora
-from snaketune.models.attention import use_own_attention
-from snaketune.models.batches import collate
-from snaketune.models.forward import logits_at, packed_inputs
-from snaketune.models.logprobs import summed_losses, token_losses
-from snaketune.models.selftest import self_test
+from snaketune.engine.model import fused_cross_entropy
+from snaketune.engine.model.attention import use_own_attention
+from snaketune.engine.model.batches import collate
+from snaketune.engine.model.forward import logits_at, packed_inputs
+from snaketune.engine.model.logprobs import summed_losses, token_losses
+from snaketune.engine.model.selftest import self_test
+from snaketune.models.lora import add_lora
 
 from .conftest import gradients
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from snaketune.models import device_speed
-from snaketune.models.device_speed import PEAKS, TERA, known_peak, measured_peak, peak_of, probe
-from snaketune.models.devices import Compute
+from snaketune.engine.model import device_speed
+from snaketune.engine.model.device_speed import PEAKS, TERA, known_peak, measured_peak, peak_of, probe
+from snaketune.engine.model.devices import Compute
 from tests.models.conftest import CPU
 
 # torch's names of GPUs.

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+from snaketune.engine.model import attention
+from snaketune.engine.model.devices import Compute, deterministic_algorithms, resolve_compute, use_threads
+from snaketune.engine.model.machine import inspect_machine, processor
 from snaketune.errors import SnaketuneError
-from snaketune.models import attention
-from snaketune.models.devices import Compute, deterministic_algorithms, resolve_compute, use_threads
-from snaketune.models.machine import inspect_machine, processor
 
 from .conftest import CPU
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from snaketune.models.forward import without_dropout
+from snaketune.engine.model.forward import without_dropout
 
 from .conftest import tiny_model
 

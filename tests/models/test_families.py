@@ -12,15 +12,15 @@ from benchmarks.families.examine import CPU, DOCUMENTS, PAIRS, Rows, examine
 from benchmarks.families.tiny import tiny_config, tiny_model
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from snaketune.engine.model.attention import Unpackable, attend
+from snaketune.engine.model.batches import collate
+from snaketune.engine.model.kernels import SEPARATE, segments_for
+from snaketune.engine.model.logprobs import token_losses
+from snaketune.engine.model.packing_support import check_config, choose_kernel
+from snaketune.engine.model.selftest import check_kernel, self_test
+from snaketune.engine.packing.segments import layout_of
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.held_out import choose_forward, held_out_loss
-from snaketune.models.attention import Unpackable, attend
-from snaketune.models.batches import collate
-from snaketune.models.kernels import SEPARATE, segments_for
-from snaketune.models.logprobs import token_losses
-from snaketune.models.packing_support import check_config, choose_kernel
-from snaketune.models.selftest import check_kernel, self_test
-from snaketune.packing.segments import layout_of
 
 # The families that people fine-tune most, and how their pairs are computed.
 COMMON = (
@@ -85,7 +85,7 @@ def test_the_self_test_finds_leaks_between_documents(family, capsys):
 
 
 def test_mixers_that_run_on_whole_rows_are_found(monkeypatch):
-    monkeypatch.setattr("snaketune.models.mixers.MIXERS", re.compile("nothing"))
+    monkeypatch.setattr("snaketune.engine.model.mixers.MIXERS", re.compile("nothing"))
     with pytest.raises(
         Unpackable, match="qwen3_next doesn't support packed rows: packed logits of synthetic documents"
     ):

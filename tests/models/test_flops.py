@@ -7,10 +7,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from snaketune.config.lora import Lora
-from snaketune.models.adapters import add_lora
-from snaketune.models.flops import Attention, FlopCount, count_flops
-from snaketune.models.trainable import train_only
-from snaketune.packing.segments import layout, mask
+from snaketune.engine.model.flops import Attention, FlopCount, count_flops
+from snaketune.engine.model.parameters import train_only
+from snaketune.engine.packing.segments import layout, mask
+from snaketune.models.lora import add_lora
 from tests.models.conftest import VOCABULARY, tiny_model
 
 TOKENS = 24

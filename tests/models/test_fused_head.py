@@ -5,10 +5,10 @@ import torch
 from benchmarks.families.tiny import tiny_config, tiny_model
 from torch._inductor import metrics
 
-from snaketune.models import fused_cross_entropy
-from snaketune.models.batches import collate
-from snaketune.models.logprobs import summed_losses, token_losses
-from snaketune.models.selftest import self_test
+from snaketune.engine.model import fused_cross_entropy
+from snaketune.engine.model.batches import collate
+from snaketune.engine.model.logprobs import summed_losses, token_losses
+from snaketune.engine.model.selftest import self_test
 from tests.models.conftest import CPU, VOCABULARY
 from tests.models.made_trees import tree_rows
 

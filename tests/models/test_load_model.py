@@ -14,16 +14,10 @@ from tokenizers.models import WordLevel
 
 from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.lora import Lora, Quantization
+from snaketune.engine.model.parameters import parameter_count
 from snaketune.errors import SnaketuneError
-from snaketune.models.adapters import add_lora
-from snaketune.models.load_model import (
-    grow_vocabulary,
-    load_base,
-    load_pretrained,
-    own_tokenizer,
-    parameter_count,
-    read_config,
-)
+from snaketune.models.load_model import grow_vocabulary, load_base, load_pretrained, own_tokenizer, read_config
+from snaketune.models.lora import add_lora
 from snaketune.tokenization.chat import ChatTokenizer
 
 from .conftest import VOCABULARY, tiny_model

@@ -9,15 +9,15 @@ from transformers import AutoConfig, LlamaConfig
 
 from snaketune.config.lora import Lora, Quantization
 from snaketune.config.optimizers import OPTIMIZERS
+from snaketune.engine.model.attention import use_segment_attention
+from snaketune.engine.model.devices import Compute
+from snaketune.engine.model.flops import count_flops
+from snaketune.engine.model.kernels import segments_for
+from snaketune.engine.model.parameters import parameter_count
+from snaketune.engine.packing.segments import layout
 from snaketune.errors import SnaketuneError
-from snaketune.models.adapters import add_lora
-from snaketune.models.attention import use_segment_attention
-from snaketune.models.devices import Compute
-from snaketune.models.flops import count_flops
-from snaketune.models.kernels import segments_for
-from snaketune.models.load_model import parameter_count
+from snaketune.models.lora import add_lora
 from snaketune.models.memory import SHARED, MicroBatch, estimate, trace_model
-from snaketune.packing.segments import layout
 
 from .conftest import CPU, tiny_model
 

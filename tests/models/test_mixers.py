@@ -14,12 +14,12 @@ from transformers.models.kimi_linear import modeling_kimi_linear
 from transformers.models.lfm2 import modeling_lfm2
 from transformers.models.qwen3_next import modeling_qwen3_next
 
-from snaketune.models import mixers
-from snaketune.models.batches import collate
-from snaketune.models.compiling import compile_layers
-from snaketune.models.logprobs import token_losses
-from snaketune.models.mixers import boundary_arguments
-from snaketune.models.selftest import check_kernel, self_test
+from snaketune.engine.model import mixers
+from snaketune.engine.model.batches import collate
+from snaketune.engine.model.compiling import compile_layers
+from snaketune.engine.model.logprobs import token_losses
+from snaketune.engine.model.mixers import boundary_arguments
+from snaketune.engine.model.selftest import check_kernel, self_test
 
 from .conftest import CPU
 

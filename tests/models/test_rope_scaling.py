@@ -14,12 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from snaketune.config.base_models import Pretrained, RopeScaling
 from snaketune.diagnostics.run_checks import check_positions
+from snaketune.engine.model.batches import collate
+from snaketune.engine.model.logprobs import token_losses
+from snaketune.engine.model.selftest import self_test
 from snaketune.errors import SnaketuneError
-from snaketune.models.batches import collate
 from snaketune.models.load_model import load_base, read_config
-from snaketune.models.logprobs import token_losses
 from snaketune.models.rope_scaling import check_scaled, scaled_config
-from snaketune.models.selftest import self_test
 
 from .conftest import CPU, VOCABULARY, tiny_model
 

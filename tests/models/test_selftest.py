@@ -10,16 +10,16 @@ import torch.nn.functional as F
 from benchmarks.families.tiny import tiny_config as family_config
 from benchmarks.families.tiny import tiny_model as family_model
 
+from snaketune.engine.model import kernels
+from snaketune.engine.model.attention import Unpackable, use_segment_attention
+from snaketune.engine.model.batches import collate
+from snaketune.engine.model.cpu_attention import attention_blocks
+from snaketune.engine.model.kernels import SEPARATE
+from snaketune.engine.model.logprobs import token_losses
+from snaketune.engine.model.router_choices import RouterChoices
+from snaketune.engine.model.selftest import check_kernel, self_test
+from snaketune.engine.model.selftest_rows import synthetic_rows
 from snaketune.errors import SnaketuneError
-from snaketune.models import kernels
-from snaketune.models.attention import Unpackable, use_segment_attention
-from snaketune.models.batches import collate
-from snaketune.models.cpu_attention import attention_blocks
-from snaketune.models.kernels import SEPARATE
-from snaketune.models.logprobs import token_losses
-from snaketune.models.router_choices import RouterChoices
-from snaketune.models.selftest import check_kernel, self_test
-from snaketune.models.selftest_rows import synthetic_rows
 
 from .conftest import CPU, tiny_model
 from .test_attention import packed_rows

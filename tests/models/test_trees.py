@@ -10,12 +10,12 @@ from benchmarks.alone import losses_alone
 from benchmarks.families.examine import CPU
 from benchmarks.families.tiny import VOCABULARY, tiny_config, tiny_model
 
-from snaketune.models import fused_cross_entropy, kernels
-from snaketune.models.batches import collate
-from snaketune.models.kernels import SEPARATE
-from snaketune.models.logprobs import completion_logprobs, pair_logprobs, token_losses
-from snaketune.models.selftest import self_test
-from snaketune.packing.segments import layout_of
+from snaketune.engine.model import fused_cross_entropy, kernels
+from snaketune.engine.model.batches import collate
+from snaketune.engine.model.kernels import SEPARATE
+from snaketune.engine.model.logprobs import completion_logprobs, pair_logprobs, token_losses
+from snaketune.engine.model.selftest import self_test
+from snaketune.engine.packing.segments import layout_of
 
 from .conftest import gradients
 from .made_trees import completions_alone, tree_rows
@@ -81,7 +81,7 @@ def test_a_shared_prompt_is_computed_again_by_mixers_and_by_separate_documents(f
 
 
 def test_a_head_that_cannot_run_in_chunks_runs_on_separate_documents(monkeypatch):
-    monkeypatch.setattr("snaketune.models.selftest.chunk_head", lambda *_: False)
+    monkeypatch.setattr("snaketune.engine.model.selftest.chunk_head", lambda *_: False)
     same_as_alone(tiny_config("llama"), SEPARATE, "separate")
 
 

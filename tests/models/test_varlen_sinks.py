@@ -9,12 +9,12 @@ from benchmarks.families.examine import CPU, PAIRS, Rows
 from benchmarks.families.tiny import tiny_config, tiny_model
 from torch.nn.attention import varlen
 
-from snaketune.models import kernels, varlen_sinks
-from snaketune.models.batches import collate
-from snaketune.models.kernels import KERNELS, AttentionOptions, refusal, segments_for
-from snaketune.models.logprobs import token_losses
-from snaketune.models.selftest import check_kernel
-from snaketune.packing.segments import layout
+from snaketune.engine.model import kernels, varlen_sinks
+from snaketune.engine.model.batches import collate
+from snaketune.engine.model.kernels import KERNELS, AttentionOptions, refusal, segments_for
+from snaketune.engine.model.logprobs import token_losses
+from snaketune.engine.model.selftest import check_kernel
+from snaketune.engine.packing.segments import layout
 from tests.cuda import standin
 
 # Documents; a tree of completions; and padding.

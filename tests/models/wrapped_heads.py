@@ -14,11 +14,11 @@ from benchmarks.families.tiny import VOCABULARY, tiny_config, tiny_model
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from snaketune.models import fused_cross_entropy
-from snaketune.models.batches import collate
-from snaketune.models.forward import logits_at, packed_inputs
-from snaketune.models.logprobs import summed_losses, token_losses
-from snaketune.models.selftest import self_test
+from snaketune.engine.model import fused_cross_entropy
+from snaketune.engine.model.batches import collate
+from snaketune.engine.model.forward import logits_at, packed_inputs
+from snaketune.engine.model.logprobs import summed_losses, token_losses
+from snaketune.engine.model.selftest import self_test
 
 BATCHES = (Rows((([11, 23, 5], [0, 0, 0], 48),)), Rows((([17, 8], [0, 5], 32),)))
 HEADS = {

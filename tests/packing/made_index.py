@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from snaketune.packing.planned_segments import SupervisedRuns
+from snaketune.engine.packing.planned_segments import SupervisedRuns
 
 
 def index(sequences: list[dict]) -> pa.RecordBatch:

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.packing.reader import PackedRows, documents
-from snaketune.packing.segments import layout_of
+from snaketune.engine.packing.segments import layout_of
+from snaketune.packing.reader import documents, open_rows
 from snaketune.stages.specs import PackSpec
 from snaketune.tokenization.encoded_rows import EncodedBatch, concatenated
 from snaketune.tokenization.token_rows import pair_rows
@@ -79,7 +79,7 @@ def packed(folder: Path, pairs: Sequence[MadePair], length: int, overflow: str =
 
 def read_back(pack: Artifact, split: str = "train") -> dict[str, list[tuple[Token, ...]]]:
     """Return the two sequences of each pair, by id, as the shards have them: tokens, and whether they have a label."""
-    rows, pairs = PackedRows(pack, split), {}
+    rows, pairs = open_rows(pack, split), {}
     ids = [document["id"] for document in documents(pack, split)]
     for r in range(len(rows)):
         row = rows[r]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snaketune.packing.best_fit import lower_bound_rows, plan_best_fit_decreasing
+from snaketune.engine.packing.best_fit import lower_bound_rows, plan_best_fit_decreasing
 
 CAPACITY = 40
 

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snaketune.packing.epoch_order import epoch_order
-from snaketune.packing.reader import EqualTokens, PackedRows
+from snaketune.engine.packing.epoch_order import epoch_order
+from snaketune.engine.packing.rows import EqualTokens
+from snaketune.packing.reader import open_rows
 from tests.packing.made_pairs import MadePair, packed
 
 made_weights = st.lists(st.integers(0, 40), max_size=80).map(lambda some: np.array(some, np.int64))
@@ -73,7 +74,7 @@ def test_the_weight_of_an_item_is_its_number_of_pairs(tmp_path):
     # Two prompts occur twice, and their trees need longer rows.
     pairs = [MadePair((100 + k % 7, 101), answers[k], answers[17 - k]) for k in range(9)]
     made = packed(tmp_path, pairs, length=(8, 32))
-    items = EqualTokens(PackedRows(made, "train"))
+    items = EqualTokens(open_rows(made, "train"))
     counts = [sum(len(row["completions"]) // 2 for row in items[item]) for item in range(len(items))]
     assert items.pairs.tolist() == counts
     assert counts == [3, 6]

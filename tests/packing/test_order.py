@@ -6,8 +6,8 @@ import pytest
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.corpus.rows import ORDER_COLUMN
-from snaketune.packing import best_fit
-from snaketune.packing.reader import PackedRows, documents
+from snaketune.engine.packing import best_fit
+from snaketune.packing.reader import documents, open_rows
 from snaketune.tables import write_table
 from tests.packing import chain
 from tests.tokenization.small_tokenizers import tokenizer_artifact
@@ -65,11 +65,11 @@ def test_rows_are_packed_in_order_group_after_group(
     elif order != "length":
         # The tokens of a shared prompt count for its first pair, so lengths of pairs aren't known here.
         assert np.corrcoef([keys[number] for number in numbers], range(len(numbers)))[0, 1] > 0.85
-    assert PackedRows(pack, "train").order == order
-    assert str(PackedRows(pack, "train")).endswith(f", in the order of {order}")
+    assert open_rows(pack, "train").order == order
+    assert str(open_rows(pack, "train")).endswith(f", in the order of {order}")
     # Evaluations read held-out rows, whose order doesn't count.
-    held = [row["input_ids"].tolist() for row in PackedRows(pack, "held_out")]
-    assert held == [row["input_ids"].tolist() for row in PackedRows(plain, "held_out")]
+    held = [row["input_ids"].tolist() for row in open_rows(pack, "held_out")]
+    assert held == [row["input_ids"].tolist() for row in open_rows(plain, "held_out")]
 
 
 @pytest.mark.parametrize("strategy", ["wrapped", "none"])

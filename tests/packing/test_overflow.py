@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from snaketune.engine.packing.conversation_overflow import fit_conversations
+from snaketune.engine.packing.pair_overflow import PlannedPairs, fit_pairs, whole_pairs
+from snaketune.engine.packing.planned_segments import COLUMNS, PlannedSegments
+from snaketune.engine.packing.truncation import DropCounts
 from snaketune.errors import SnaketuneError
-from snaketune.packing.conversation_overflow import fit_conversations
-from snaketune.packing.pair_overflow import PlannedPairs, fit_pairs, whole_pairs
-from snaketune.packing.planned_segments import COLUMNS, PlannedSegments
-from snaketune.packing.truncation import DropCounts
 from snaketune.stages.specs import PlanSpec
 from tests.packing.made_index import index, runs_of, supervised_tokens
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.engine.packing.shards import IGNORED, list_columns, schema
 from snaketune.errors import SnaketuneError
 from snaketune.packing import shard_writer
-from snaketune.packing.reader import PackedRows, documents
-from snaketune.packing.shards import IGNORED, list_columns, schema
+from snaketune.packing.reader import documents, open_rows
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.tables import read_table
@@ -54,7 +54,7 @@ def test_sft_rows_hold_every_conversation_whole_and_supervise_only_the_assistant
     chat = ChatTokenizer.load(tokenizer.folder)
     assert read_table(packed.file("train-00000.arrow")).schema == schema(256, list_columns("sft", "3.0"))
     assert packed.manifest["format_version"] == "3.0"
-    train = PackedRows(packed, "train")
+    train = open_rows(packed, "train")
     masks = read_table(packed.file("train-00000.arrow"))["attention_mask"].to_pylist()
     listed = list(documents(packed, "train"))
     assert sorted(document["id"] for document in listed) == sorted(row["id"] for row in rows[:-5])
@@ -87,7 +87,7 @@ def test_counts_add_up_and_drops_are_counted_in_rows_and_tokens(pack, tokenizer)
     lengths = [len(e.ids) for e in ChatTokenizer.load(tokenizer.folder).encode([r["messages"] for r in rows[:-5]])]
     assert counts["dropped"]["longer_than_row"] == sum(n > 64 for n in lengths) > 0
     assert counts["dropped_tokens"]["longer_than_row"] == sum(n for n in lengths if n > 64)
-    assert counts["tokens"] == sum(n for n in lengths if n <= 64) == PackedRows(packed, "train").tokens
+    assert counts["tokens"] == sum(n for n in lengths if n <= 64) == open_rows(packed, "train").tokens
     metadata = packed.manifest["packing_metadata"]
     assert metadata["rows"] >= metadata["lower_bound_rows"]
     assert metadata["packing_efficiency"] == round(100 * counts["tokens"] / (64 * metadata["rows"]), 3)
@@ -151,12 +151,12 @@ def test_pairs_of_an_older_format_are_refused_with_the_command_that_rebuilds_the
     with pytest.raises(
         SnaketuneError, match=r"'3\.0', expected '3\.1'; rebuild it with: snakemake .*--forcerun .*manifest"
     ):
-        PackedRows(older, "train")
+        open_rows(older, "train")
 
 
 def test_the_completions_of_a_row_are_those_of_its_pairs(pack):
     packed = pack("preference", rows_of("preferences", 40))
-    train, listed = PackedRows(packed, "train"), list(documents(packed, "train"))
+    train, listed = open_rows(packed, "train"), list(documents(packed, "train"))
     for r in range(len(train)):
         row = train[r]
         assert row["completions"].dtype == row["prefix_segments"].dtype == np.int32
@@ -171,7 +171,7 @@ def test_raw_rows_are_format_2_and_refused_by_the_packed_reader(pack, tokenizer)
     assert packed.manifest["packing_metadata"]["enabled"] is False
     assert read_table(packed.file("train-00000.arrow")).num_rows == 15
     with pytest.raises(SnaketuneError, match=r"format_version '2\.0', expected '3\.0'"):
-        PackedRows(packed, "train")
+        open_rows(packed, "train")
 
 
 def test_raw_rows_with_turns_of_weight_0_are_refused(pack):
@@ -189,7 +189,7 @@ def test_rows_are_views_into_the_mapped_files_of_several_batches_and_shards(pack
     monkeypatch.setattr(shard_writer, "TOKENS_PER_BATCH", 2 * 256)
     packed = pack("sft", rows_of("chat", 60))
     assert len(packed.files("train-")) > 1
-    train = PackedRows(packed, "train")
+    train = open_rows(packed, "train")
     whole = [row for path in packed.files("train-") for row in read_table(path).to_pylist()]
     assert len(train) == len(whole)
     for r, expected in enumerate(whole):
@@ -238,7 +238,7 @@ def test_every_row_and_token_is_accounted_for(pack, settings):
         assert counts["read_tokens"] == counts["tokens"] + lost
         if settings.get("strategy") == "none":
             continue
-        rows = PackedRows(packed, split)
+        rows = open_rows(packed, split)
         assert counts["tokens"] == rows.tokens
         labelled = sum(int((rows[r]["labels"] != IGNORED).sum()) for r in range(len(rows)))
         listed = list(documents(packed, split))
@@ -253,7 +253,7 @@ def test_all_parts_of_a_split_conversation_are_packed(pack, tokenizer):
     rows = rows_of("chat", 40)
     packed = pack("sft", rows, length=40, overflow="split", train_on="all")
     assert packed.manifest["counts"]["train"]["split"]["rows"] > 0
-    train, texts, at = PackedRows(packed, "train"), {}, {}
+    train, texts, at = open_rows(packed, "train"), {}, {}
     for document in documents(packed, "train"):
         start = at.get(document["row"], 0)
         ids = train[document["row"]]["input_ids"][start : start + document["tokens"]]
@@ -315,7 +315,7 @@ def test_the_counts_of_dropped_rows_are_part_of_a_plans_content(tokenizer, tmp_p
 
 
 def test_a_split_without_rows_reads_as_none(pack):
-    held_out = PackedRows(pack("sft", rows_of("chat", 10), held_out=0), "held_out")
+    held_out = open_rows(pack("sft", rows_of("chat", 10), held_out=0), "held_out")
     assert (len(held_out), held_out.tokens) == (0, 0)
 
 

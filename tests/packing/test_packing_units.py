@@ -5,10 +5,10 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snaketune.packing.best_fit import PackingPlan, Units, pack_units
-from snaketune.packing.conversation_overflow import wrap
-from snaketune.packing.planned_segments import COLUMNS, PlannedSegments
-from snaketune.packing.truncation import DropCounts
+from snaketune.engine.packing.best_fit import PackingPlan, Units, pack_units
+from snaketune.engine.packing.conversation_overflow import wrap
+from snaketune.engine.packing.planned_segments import COLUMNS, PlannedSegments
+from snaketune.engine.packing.truncation import DropCounts
 from tests.packing.made_index import index, runs_of, supervised_tokens
 
 

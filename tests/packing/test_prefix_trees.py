@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snaketune.packing.reader import PackedRows, documents
-from snaketune.packing.segments import layout_of
+from snaketune.engine.packing.segments import layout_of
+from snaketune.packing.reader import documents, open_rows
 from tests.packing.made_pairs import MadePair, Token, packed, read_back
 
 PROMPTS = [(90,), (90, 91), (92, 93, 94)]
@@ -50,7 +50,7 @@ def trie_nodes(sequences: list[tuple[Token, ...]]) -> int:
 
 
 def by_row(pack, split: str = "train") -> list[list[str]]:
-    rows: list[list[str]] = [[] for _ in range(len(PackedRows(pack, split)))]
+    rows: list[list[str]] = [[] for _ in range(len(open_rows(pack, split)))]
     for document in documents(pack, split):
         rows[document["row"]].append(document["id"])
     return rows
@@ -82,7 +82,7 @@ def test_a_prompts_completions_are_a_trie(pairs):
         for own in (own for own in pairs if own.prefers):
             by_prompt.setdefault(own.prompt, []).extend(own.learned())
         counts = made.manifest["counts"]["train"]
-        assert counts["tokens"] == sum(map(trie_nodes, by_prompt.values())) == PackedRows(made, "train").tokens
+        assert counts["tokens"] == sum(map(trie_nodes, by_prompt.values())) == open_rows(made, "train").tokens
 
 
 @settings(deadline=None, max_examples=30)
@@ -115,7 +115,7 @@ def test_every_token_is_accounted_for(pairs, length, overflow):
     with tempfile.TemporaryDirectory() as folder:
         made = packed(Path(folder), [*pairs, SHORT], length, overflow, held_out=[pair("AB", "AA")] * 2)
         for split in ("train", "held_out"):
-            counts, rows = made.manifest["counts"][split], PackedRows(made, split)
+            counts, rows = made.manifest["counts"][split], open_rows(made, split)
             lost = sum(counts["dropped_tokens"].values()) + counts["truncated"]["tokens"]
             shared = counts["shared_prompt_tokens"] + counts["shared_answer_tokens"]
             assert counts["read_tokens"] == counts["tokens"] + lost + shared
@@ -134,7 +134,7 @@ def test_every_token_is_accounted_for(pairs, length, overflow):
 def test_segments_are_in_normal_form(pairs, length):
     """A prefix ends in its `prefix_segment`, every segment is the end of a completion, and parents precede children."""
     with tempfile.TemporaryDirectory() as folder:
-        rows = PackedRows(packed(Path(folder), [*pairs, SHORT], length), "train")
+        rows = open_rows(packed(Path(folder), [*pairs, SHORT], length), "train")
         for r in range(len(rows)):
             row = rows[r]
             own = np.arange(len(row["segment_lengths"]))
@@ -147,7 +147,7 @@ def test_segments_are_in_normal_form(pairs, length):
 
 
 def rows_of(folder: Path, pairs: list[MadePair], length: int = 64) -> list[dict]:
-    rows = PackedRows(packed(folder, pairs, length), "train")
+    rows = open_rows(packed(folder, pairs, length), "train")
     return [rows[r] for r in range(len(rows))]
 
 
@@ -206,8 +206,8 @@ def test_pairs_without_a_prompt_are_read_back_too(tmp_path):
 
 
 def test_memory_is_released_while_trees_are_built(tmp_path, monkeypatch):
-    monkeypatch.setattr("snaketune.packing.pair_overflow.READ_BEFORE_RELEASE", 1)
+    monkeypatch.setattr("snaketune.engine.packing.pair_overflow.READ_BEFORE_RELEASE", 1)
     pairs = [pair("AB" * n, "AC" * n, prompt) for prompt in PROMPTS for n in (1, 2, 3)]
     made = packed(tmp_path, pairs, 64)
     assert read_back(made) == {str(n): own.learned() for n, own in enumerate(pairs)}
-    assert layout_of([PackedRows(made, "train")[0]]).prefixed
+    assert layout_of([open_rows(made, "train")[0]]).prefixed

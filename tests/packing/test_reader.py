@@ -7,15 +7,16 @@ import pyarrow as pa
 import pytest
 
 from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.engine.packing.epoch_order import epoch_order
+from snaketune.engine.packing.rows import EqualTokens, PackedRows
+from snaketune.engine.packing.shards import list_columns, row_batch, schema
 from snaketune.packing import reader
-from snaketune.packing.epoch_order import epoch_order
-from snaketune.packing.reader import EqualTokens, PackedRows
-from snaketune.packing.shards import list_columns, row_batch, schema
+from snaketune.packing.reader import open_rows
 
 
 @pytest.fixture
 def rows(tmp_path) -> PackedRows:
-    return PackedRows(written(tmp_path, {8: 10, 16: 7}), "train")
+    return open_rows(written(tmp_path, {8: 10, 16: 7}), "train")
 
 
 def written(folder: Path, rows: dict[int, int]) -> Artifact:
@@ -48,7 +49,7 @@ def numbers(rows: PackedRows, order) -> list[int]:
 
 
 def test_an_epoch_gives_every_row_once_to_one_of_the_readers(tmp_path):
-    rows = PackedRows(written(tmp_path, {8: 23}), "train")
+    rows = open_rows(written(tmp_path, {8: 23}), "train")
     order = epoch_order(len(EqualTokens(rows)), seed=3, epoch=1)
     shares = [numbers(rows, order[rank::3]) for rank in range(3)]
     assert sorted(number for share in shares for number in share) == list(range(23))
@@ -58,7 +59,7 @@ def test_an_epoch_gives_every_row_once_to_one_of_the_readers(tmp_path):
 
 
 def test_reading_resumes_at_any_row(tmp_path):
-    rows = PackedRows(written(tmp_path, {8: 23}), "train")
+    rows = open_rows(written(tmp_path, {8: 23}), "train")
     own = epoch_order(23, seed=0, epoch=0)[1::2]
     whole = numbers(rows, own)
     for first in range(len(whole)):
@@ -74,7 +75,7 @@ def test_items_of_equal_tokens_hold_every_row_once(rows):
 
 def test_rows_in_memory_are_the_same_rows(tmp_path):
     pack = written(tmp_path, {8: 10, 16: 7})
-    mapped, loaded = PackedRows(pack, "train"), PackedRows(pack, "train", load_in_memory=True)
+    mapped, loaded = open_rows(pack, "train"), open_rows(pack, "train", load_in_memory=True)
     for row in range(17):
         for name, value in mapped[row].items():
             assert value.tolist() == loaded[row][name].tolist()
@@ -101,7 +102,7 @@ def test_the_file_system_of_a_path_is_the_innermost_mount(tmp_path, path, kind):
 def test_rows_on_slow_file_systems_are_read_into_memory_which_is_logged(tmp_path, monkeypatch, capsys):
     pack = written(tmp_path, {8: 10})
     monkeypatch.setattr(reader, "_file_system", lambda path: ("9p", "/mnt/c"))
-    rows = PackedRows(pack, "train", load_in_memory="auto")
+    rows = open_rows(pack, "train", load_in_memory="auto")
     assert "/mnt/c is a 9p file system, slow to map" in capsys.readouterr().out
     assert rows[3]["input_ids"].tolist() == [3] * 8
     monkeypatch.setattr(reader, "_file_system", lambda path: ("ext4", "/"))

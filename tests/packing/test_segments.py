@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from snaketune.engine.model.cpu_attention import attention_blocks
+from snaketune.engine.packing.segments import layout, mask, varlen_keys
 from snaketune.errors import SnaketuneError
-from snaketune.models.cpu_attention import attention_blocks
-from snaketune.packing.segments import layout, mask, varlen_keys
 
 PICTURE = """
 x.....

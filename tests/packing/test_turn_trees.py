@@ -10,14 +10,15 @@ from benchmarks.families.tiny import tiny_config, tiny_model
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.engine.model.attention import use_own_attention
+from snaketune.engine.model.batches import collate
+from snaketune.engine.model.forward import packed_losses
+from snaketune.engine.model.selftest import self_test
+from snaketune.engine.packing.rows import PackedRows
+from snaketune.engine.packing.segments import layout_of
+from snaketune.engine.packing.shards import IGNORED, list_columns, schema
 from snaketune.errors import SnaketuneError
-from snaketune.models.attention import use_own_attention
-from snaketune.models.batches import collate
-from snaketune.models.forward import packed_losses
-from snaketune.models.selftest import self_test
-from snaketune.packing.reader import PackedRows, documents
-from snaketune.packing.segments import layout_of
-from snaketune.packing.shards import IGNORED, list_columns, schema
+from snaketune.packing.reader import documents, open_rows
 from snaketune.stages.specs import PackSpec, TokenizeSpec
 from snaketune.tables import read_table
 from snaketune.tokenization import tokenize
@@ -108,7 +109,7 @@ def test_every_turn_is_packed_as_it_is_generated_and_supervised_once(reasoning_t
     assert columns == ("segment_lengths", "prefix_lengths", "prefix_segments")
     for split in ("train", "held_out"):
         assert read_table(packed.file(f"{split}-00000.arrow")).schema == schema(512, columns)
-    rows, kept = PackedRows(packed, "train"), ROWS[:-2]
+    rows, kept = open_rows(packed, "train"), ROWS[:-2]
     made, expected = branches(rows), samples(reasoning_tokenizer, kept)
     assert len(made) == len(expected)
     for ids, start in expected:
@@ -126,7 +127,7 @@ def test_every_turn_is_packed_as_it_is_generated_and_supervised_once(reasoning_t
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_next", "bloom"])
 def test_losses_and_gradients_equal_those_of_separate_samples(reasoning_tokenizer, tmp_path, family):
-    rows = PackedRows(pack(tmp_path, ROWS, reasoning_tokenizer), "train")
+    rows = open_rows(pack(tmp_path, ROWS, reasoning_tokenizer), "train")
     vocabulary = ChatTokenizer.load(reasoning_tokenizer.folder).vocab_size
     model = tiny_model(tiny_config(family, vocab_size=vocabulary))
     compute = self_test(model, [rows], CPU, training=True).compute
@@ -151,12 +152,12 @@ def test_losses_and_gradients_equal_those_of_separate_samples(reasoning_tokenize
 
 def test_a_tree_that_is_longer_than_a_row_keeps_its_first_turns(reasoning_tokenizer, tmp_path):
     rows = [{"id": str(number), "messages": conversation(6, number)} for number in range(4)]
-    whole = PackedRows(pack(tmp_path / "whole", rows, reasoning_tokenizer, length=1024), "train")
+    whole = open_rows(pack(tmp_path / "whole", rows, reasoning_tokenizer, length=1024), "train")
     expected = samples(reasoning_tokenizer, rows[:-2])
     length = 2 * max(len(ids) for ids, _ in expected) // 3
     for overflow in ("truncate", "split"):
         packed = pack(tmp_path / overflow, rows, reasoning_tokenizer, length=length, overflow=overflow)
-        cut = PackedRows(packed, "train")
+        cut = open_rows(packed, "train")
         counts = packed.manifest["counts"]["train"]
         assert counts["truncated"]["rows"] == 2 and 0 < cut.tokens < whole.tokens
         assert cut.tokens + counts["truncated"]["tokens"] == whole.tokens

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.engine.packing.shards import documents_schema, list_columns, schema
 from snaketune.errors import SnaketuneError
-from snaketune.packing.reader import PackedRows, documents
-from snaketune.packing.shards import documents_schema, list_columns, schema
+from snaketune.packing.reader import documents, open_rows
 from snaketune.stages.specs import PackSpec, TokenizerSpec
 from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
@@ -100,7 +100,7 @@ def test_every_token_is_accounted_for_and_completions_that_fit_are_whole(rows, l
         lost = sum(counts["dropped_tokens"].values()) + counts["truncated"]["tokens"]
         shared = counts["shared_prompt_tokens"] + counts["shared_answer_tokens"]
         assert counts["read_tokens"] + counts["mismatched_tokens"] == counts["tokens"] + lost + shared
-        assert counts["tokens"] == PackedRows(made, "train").tokens
+        assert counts["tokens"] == open_rows(made, "train").tokens
         assert counts["read"] == len(found) + sum(counts["dropped"].values())
         for number, (prompt, completion, _) in enumerate(rows):
             own = whole(prompt, completion)
@@ -152,7 +152,7 @@ def test_no_completion_is_paired_with_an_answer_to_its_own_prompt(tmp_path):
 
 def test_a_single_completion_is_paired_with_itself(tmp_path):
     made = packed(tmp_path, [row("p", "AB")])
-    (only,) = (PackedRows(made, "train")[0],)
+    (only,) = (open_rows(made, "train")[0],)
     assert (only["segment_lengths"].tolist(), only["completions"].tolist()) == ([3], [0, 0])
 
 

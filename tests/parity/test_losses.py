@@ -12,12 +12,12 @@ from trl.experimental.cpo import CPOConfig, CPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 from snaketune.config.losses import LossName, PreferenceLoss
-from snaketune.models.batches import collate
-from snaketune.models.logprobs import token_losses
-from snaketune.models.selftest import self_test
-from snaketune.training.preference.dpo_loss import derivatives, loss_of, needs_prompts
-from snaketune.training.preference.pair_dataset import weighted_logps
-from snaketune.training.preference.pair_logps import pair_logps
+from snaketune.engine.model.batches import collate
+from snaketune.engine.model.logprobs import token_losses
+from snaketune.engine.model.selftest import self_test
+from snaketune.engine.pair_logps import pair_logps
+from snaketune.engine.preference_losses import derivatives, loss_of, needs_prompts
+from snaketune.training.pair_rows import weighted_logps
 from snaketune.training.reference.logps_table import Reference
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.models.made_trees import completions_alone, tree_rows

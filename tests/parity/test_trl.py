@@ -11,13 +11,13 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.losses import PreferenceLoss
-from snaketune.models.batches import collate
-from snaketune.models.logprobs import pair_logprobs, token_losses
-from snaketune.models.selftest import self_test
-from snaketune.packing.reader import PackedRows
+from snaketune.engine.model.batches import collate
+from snaketune.engine.model.logprobs import pair_logprobs, token_losses
+from snaketune.engine.model.selftest import self_test
+from snaketune.engine.pair_logps import pair_logps
+from snaketune.engine.preference_losses import loss_of
+from snaketune.packing.reader import open_rows
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.training.preference.dpo_loss import loss_of
-from snaketune.training.preference.pair_logps import pair_logps
 from tests.models.conftest import CPU, tiny_model
 from tests.packing import chain
 from tests.packing.chain import rows_of
@@ -40,7 +40,7 @@ def packed_batch(kind: str, rows: list[dict], tokenizer_folder: Path, folder: Pa
     payload = describe_files(tokenizer_folder)
     tokenizer = Artifact(folder / "tokenizer.json", {"payload": payload, "records": {}}, tokenizer_folder)
     corpus = chain.corpus(folder / "corpus", kind, rows, held_out=0)
-    packed = PackedRows(chain.pack(folder, corpus, tokenizer, kind, length=LENGTH), "train")
+    packed = open_rows(chain.pack(folder, corpus, tokenizer, kind, length=LENGTH), "train")
     made = [packed[r] for r in range(len(packed))]
     return collate(made, "sdpa"), made
 

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import describe_files, write_manifest
+from snaketune.files import digest_file
 from snaketune.publishing.cards import card
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import CardSpec, CorpusDescription, ReportedJob

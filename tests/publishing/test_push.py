@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import describe_files, write_manifest
 from snaketune.config.workflow import Push
 from snaketune.errors import SnaketuneError
+from snaketune.files import digest_file
 from snaketune.publishing.push import push, requested_models
 from snaketune.stages.cache.code_digest import PACKAGE_FOLDER
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from snaketune.artifacts.manifest import content_digest, describe_files, write_json, write_manifest
-from snaketune.packing.shards import FORMAT_VERSIONS
+from snaketune.artifacts.manifest import content_digest, describe_files, write_manifest
+from snaketune.engine.packing.shards import FORMAT_VERSIONS
+from snaketune.files import write_json
 from snaketune.stages.specs import ReportedJob
 from snaketune.stages.table import STAGES
 from snaketune.tables import write_table

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 from invented_data import LENGTH, DataResults, bad, hit
 
-from snaketune.artifacts.manifest import write_json
 from snaketune.corpus.rows import SCHEMAS
 from snaketune.evaluation.held_out import LOSSES
 from snaketune.evaluation.preference_accuracy import PAIRS
+from snaketune.files import write_json
 from snaketune.report.report import build
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome

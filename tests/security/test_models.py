@@ -16,7 +16,7 @@ from snaketune.evaluation.tasks import prepared_tasks
 from snaketune.models.load_model import load_pretrained, own_tokenizer, read_config
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.tokenization.vocabulary import adopt
-from snaketune.training.checkpoint.save_model import warn_if_tokenizer_differs
+from snaketune.training.save_model import warn_if_tokenizer_differs
 from tests.models.conftest import tiny_model
 from tests.tokenization.small_tokenizers import save_tokenizer
 

@@ -15,16 +15,16 @@ from safetensors.torch import save_file
 from snaketune.config.corpus_sources import HubDataset
 from snaketune.corpus.reading.sources import read_file, read_hub
 from snaketune.corpus.rows import Malformed
-from snaketune.errors import SnaketuneError
-from snaketune.tables import read_table
-from snaketune.training.checkpoint.checkpoints import (
+from snaketune.engine.checkpoints import (
     COMPLETE,
     last_checkpoint,
     load_weights,
     save_weights,
 )
-from snaketune.training.checkpoint.optimizer_states import load_optimizer, save_optimizer
-from snaketune.training.checkpoint.random_states import load_random_state, save_random_state
+from snaketune.engine.optimizer_states import load_optimizer, save_optimizer
+from snaketune.engine.random_states import load_random_state, save_random_state
+from snaketune.errors import SnaketuneError
+from snaketune.tables import read_table
 from tests.workflow.conftest import ROOT
 
 from .hostile import Bomb

@@ -13,9 +13,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import write_manifest
 from snaketune.errors import SnaketuneError
+from snaketune.files import digest_file
 
 BROWSER = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None

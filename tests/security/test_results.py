@@ -10,17 +10,18 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from snaketune.artifacts.manifest import read_artifact, write_json, write_manifest
+from snaketune.artifacts.manifest import read_artifact, write_manifest
+from snaketune.engine.checkpoints import mark_complete
+from snaketune.engine.model import compiling
+from snaketune.engine.model.passed_test import PassedTest
 from snaketune.errors import SnaketuneError
-from snaketune.models import compiling
-from snaketune.models.passed_test import PassedTest
+from snaketune.files import write_json
 from snaketune.stages.cache.clean import clean
 from snaketune.stages.cache.row_store import RowStore
 from snaketune.stages.cache.work_folders import Claim, WorkFolder, publish
 from snaketune.stages.job import result_at
 from snaketune.stages.links import check_link, link_payload
 from snaketune.stages.outcome import Outcome
-from snaketune.training.checkpoint.checkpoints import mark_complete
 from tests.stages.demo_jobs import SnapshotSpec
 from tests.stages.test_build_once import run
 from tests.workflow.conftest import wrong_modes

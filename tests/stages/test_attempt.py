@@ -293,7 +293,7 @@ def test_code_that_changes_while_it_is_imported_is_refused(own_code):
 
 
 DATA = ("corpus", "tokenizer", "tokenize", "plan", "write", "pack", "card", "report", "race", "bottleneck")
-ADAPTERS = {"snaketune.models.adapters", "snaketune.models.adapter_targets"}
+ADAPTERS = {"snaketune.engine.model.adapters", "snaketune.engine.model.adapter_targets"}
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ ADAPTERS = {"snaketune.models.adapters", "snaketune.models.adapter_targets"}
             {"transformers.trainer", "peft", "bitsandbytes", "trl", "lm_eval"},
             ADAPTERS,
         ),
-        (("sft", "dpo"), {"trl", "lm_eval"}, {"snaketune.training.loop.trl_trainer"}),
+        (("sft", "dpo"), {"trl", "lm_eval"}, {"snaketune.training.trl_trainer"}),
     ],
 )
 def test_a_job_imports_at_once_all_that_it_needs_and_no_library_besides(stages, without, later):

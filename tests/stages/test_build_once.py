@@ -11,15 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from snaketune.artifacts.manifest import (
-    content_digest,
-    read_artifact,
-    rebuild_command,
-    write_json,
-)
+from snaketune.artifacts.manifest import content_digest, read_artifact, rebuild_command
 from snaketune.config.base import Model
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
+from snaketune.files import write_json
 from snaketune.stages.cache.clean import clean
 from snaketune.stages.cache.fingerprint import Key, fingerprint, fingerprint_entries, read_files
 from snaketune.stages.cache.status import Results

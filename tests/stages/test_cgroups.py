@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from snaketune.stages.host.cgroups import available_memory, oom_kills
+from snaketune.engine.model.cgroups import available_memory, oom_kills
 
 NONE = {"v2": "max", "v1": "9223372036854771712"}
 OTHERS = "12:cpuset:/\n1:name=systemd:/elsewhere\n"

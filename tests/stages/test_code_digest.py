@@ -7,8 +7,8 @@ from importlib import import_module
 
 import pytest
 
+from snaketune import progress
 from snaketune.snakemake_adapter.package import PREFIX
-from snaketune.stages import progress
 from snaketune.stages.cache import code_digest as code
 from snaketune.stages.table import STAGES
 
@@ -21,15 +21,15 @@ def test_each_stage_covers_what_shapes_it_and_nothing_that_only_follows_it():
     assert "corpus.layouts.canonical" in modules("corpus")
     assert modules("corpus") & (modules("sft") | modules("eval")) == {"errors", "patterns"}
     assert "tokenization.chat" in modules("tokenize")
-    assert {"packing.row_plan", "packing.conversation_overflow"} <= modules("plan")
-    assert "packing.shards" in modules("write")
+    assert {"packing.row_plan", "engine.packing.conversation_overflow"} <= modules("plan")
+    assert "engine.packing.shards" in modules("write")
     assert not modules("tokenize") & {name for name in modules("plan") if name.startswith("packing.")}
     assert "packing.row_plan" not in modules("tokenize") | modules("write") | modules("sft")
-    assert {"training.loop.trainer", "models.attention", "packing.segments"} <= modules("sft")
-    assert "training.preference.dpo_loss" in modules("dpo")
+    assert {"engine.trainer", "engine.model.attention", "engine.packing.segments"} <= modules("sft")
+    assert "engine.preference_losses" in modules("dpo")
     for stage in ("sft", "ref_logps", "eval"):
-        assert "training.preference.dpo_loss" not in modules(stage)
-    assert "training.loop.trainer" not in modules("ref_logps") | modules("eval")
+        assert "engine.preference_losses" not in modules(stage)
+    assert "engine.trainer" not in modules("ref_logps") | modules("eval")
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -41,25 +41,21 @@ def test_what_moves_describes_or_draws_counts_for_no_stage(stage):
 
 def test_what_decides_precision_resumes_or_tests_a_training_counts():
     for stage in ("sft", "dpo"):
-        assert {"training.launch.processes", "training.checkpoint.checkpoints", "models.selftest", "tables"} <= modules(
-            stage
-        )
-    assert "models.selftest" in modules("ref_logps")
+        assert {"training.launch.processes", "engine.checkpoints", "engine.model.selftest", "tables"} <= modules(stage)
+    assert "engine.model.selftest" in modules("ref_logps")
     assert {"training", "models"} <= modules("sft")  # what their __init__ would do
 
 
 def test_a_training_covers_what_its_launched_process_runs():
     for stage, other in (("sft", "dpo"), ("dpo", "sft")):
-        trainers = {"sft": "training.loop.sft_trainer", "dpo": "training.preference.dpo_trainer"}
-        assert {"training.launch.worker", "training.loop.pipeline", f"training.{stage}", trainers[stage]} <= modules(
-            stage
-        )
+        trainers = {"sft": "engine.sft", "dpo": "engine.dpo"}
+        assert {"training.launch.worker", "training.pipeline", f"training.{stage}", trainers[stage]} <= modules(stage)
         launched = {
             name.removeprefix("snaketune.") for name in code.shaping_modules("snaketune.training.launch.worker")
         }
         assert launched <= modules(stage)
         assert not {f"training.{other}", trainers[other]} & modules(stage)
-    assert "training.loop.trl_trainer" in modules("sft") - modules("dpo")
+    assert "training.trl_trainer" in modules("sft") - modules("dpo")
 
 
 def test_a_template_counts_for_the_stages_beside_it():
@@ -76,10 +72,12 @@ def test_every_reason_is_of_something_that_is_there():
 # Functions that stages call in packages without a digest, each reviewed: it describes, verifies, waits or prints. Those of
 # tables and progress return the data that stages read, so tests check that they pass on exactly what they get.
 CALLED = {
-    "artifacts.digests": {"digest_file", "digest_json"},
+    "artifacts.digests": {"digest_json"},
+    "files": {"digest_file", "set_modes", "sync", "sync_folder", "sync_names", "write_json"},
+    "suggestions": {"unknown"},
     "artifacts.plain_json": {"parse_json"},
-    "artifacts.manifest": {"read_artifact", "rebuild_command", "sync_names", "write_json"},
-    "cluster.job_endings": {"ending_of", "job_end_time", "requeue_job", "seconds_until"},
+    "artifacts.manifest": {"read_artifact", "rebuild_command"},
+    "cluster.job_endings": {"ending_of", "job_end_time", "requeue_job"},
     # To signal the processes on other nodes.
     "cluster.slurm": {"run_slurm"},
     # To plan jobs and to declare a stage, which no digest covers.
@@ -87,7 +85,6 @@ CALLED = {
     "stages.plan.published_jobs": {"card_jobs", "convert_jobs"},
     "stages.cache.attempt": {"check_files", "read_attempt"},
     "stages.cache.code_digest": {"code_digest", "import_checked"},
-    "stages.host.cgroups": {"oom_kills"},
     "stages.host.disk_errors": {"disk_error_message"},
     "stages.host.threads": {"available_threads"},
     "stages.host.gpus": {"gpu_findings", "gpu_model", "visible_gpus"},
@@ -98,9 +95,9 @@ CALLED = {
     "stages.host.locks": {"locked"},
     "stages.findings": {"report_findings"},
     "stages.cache.fingerprint": {"cached_entries"},
-    "stages.progress": {"progress"},
+    "progress": {"progress"},
     "stages.cache.status": {"differing"},
-    "stages.cache.payload_files": {"place", "set_modes", "sync", "sync_folder"},
+    "stages.cache.payload_files": {"place"},
     "stages.cache.work_folders": {"remove"},
 }
 

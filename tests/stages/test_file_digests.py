@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from snaketune.artifacts.digests import digest_file
+from snaketune.files import digest_file
 from snaketune.stages.cache import fingerprint
 from snaketune.stages.cache.fingerprint import cached_digest, compute_digest
 

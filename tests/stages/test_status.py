@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from snaketune.artifacts.manifest import write_json, write_manifest
+from snaketune.artifacts.manifest import write_manifest
+from snaketune.files import write_json
 from snaketune.stages.cache import work_folders
 from snaketune.stages.cache.status import Results
 from snaketune.stages.cache.work_folders import WorkFolder

@@ -13,6 +13,7 @@ from pairs_by_rows import encode_pairs
 from small_tokenizers import CHATML, TEXTS, byte_level, conversations, messages
 
 from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.engine.packing.tokens import IdViews
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizeSpec
@@ -21,7 +22,7 @@ from snaketune.tokenization import corpus_part, tokenize
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encoded_rows import EncodedBatch
 from snaketune.tokenization.token_rows import pair_rows
-from snaketune.tokenization.token_store import INDEX, IdViews, TokenParts
+from snaketune.tokenization.token_store import INDEX, TokenParts
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 

@@ -7,11 +7,12 @@ import torch
 import xxhash
 from transformers import PretrainedConfig, PreTrainedModel
 
-from snaketune.models import memory, selftest
-from snaketune.models.devices import Compute
+from snaketune.engine.model import selftest
+from snaketune.engine.model.devices import Compute
+from snaketune.engine.model.selftest import SelfTest
+from snaketune.engine.packing.rows import PackedRows
+from snaketune.models import memory
 from snaketune.models.memory import TracedModel
-from snaketune.models.selftest import SelfTest
-from snaketune.packing.reader import PackedRows
 
 first_passing = selftest._first_passing
 TRACED: dict[tuple[Any, ...], TracedModel | None] = {}

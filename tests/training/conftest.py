@@ -12,10 +12,10 @@ import pytest
 from accelerate.utils import memory
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.models import logprobs, selftest
-from snaketune.models.device_speed import probe
+from snaketune.engine.model import logprobs, selftest
+from snaketune.engine.model.device_speed import probe
+from snaketune.training import pipeline
 from snaketune.training.autotune import machine_check
-from snaketune.training.loop import pipeline
 from snaketune.training.reference import kept_units
 from tests.models.conftest import CPU
 from tests.tokenization.small_tokenizers import tokenizer_artifact

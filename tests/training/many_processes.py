@@ -24,22 +24,25 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.artifacts.manifest import Artifact
 from snaketune.config.lora import Lora, Quantization
 from snaketune.config.training_runs import Training
+from snaketune.engine import checkpoints
+from snaketune.engine.dpo import DpoTrainer
+from snaketune.engine.features import TrainingFeatures
+from snaketune.engine.fsdp import local
+from snaketune.engine.packing.rows import EqualTokens
+from snaketune.engine.sft import SftTrainer
+from snaketune.files import write_json
 from snaketune.models import load_model
-from snaketune.packing.reader import EqualTokens, PackedRows, SourcedRows
+from snaketune.packing.reader import open_rows, sources_of
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
-from snaketune.training.checkpoint import checkpoints
+from snaketune.training import pipeline
 from snaketune.training.launch.accelerate_config import deepspeed_config
-from snaketune.training.loop import pipeline
-from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import TrainingRun
-from snaketune.training.parallel.fsdp import local
-from snaketune.training.preference import dpo_trainer
-from snaketune.training.preference.dpo_trainer import DpoTrainer
+from snaketune.training.prepared import TrainingRun
+from snaketune.training.prepared_dpo import prepare_dpo
 from tests.models.conftest import CPU, tiny_model
 
 from .executed import executed
@@ -115,7 +118,7 @@ def use_deepspeed(plan: Plan, root: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def train_rows(plan: Plan, root: Path) -> Outcome:
-    rows, made = PackedRows(read_pack(root), "train"), spec(plan.lora, **plan.training)
+    rows, made = open_rows(read_pack(root), "train"), spec(plan.lora, **plan.training)
     made = made.model_copy(update={"quantization": plan.quantization})
     compute = replace(CPU, dtype=plan.dtype)
     outcome = train(
@@ -129,7 +132,7 @@ def train_rows(plan: Plan, root: Path) -> Outcome:
         zero_stage=plan.zero_stage,
         compute=compute,
         # The training's own rows: seven of them, which two processes can't share evenly.
-        held_out=SourcedRows(read_pack(root), "train"),
+        held_out=open_rows(read_pack(root), "train", columns=sources_of),
         evaluate="evaluate" in plan.training and made.training.evaluate,
     )
     if "held_out" in outcome.run and os.environ["RANK"] == "0":
@@ -145,7 +148,7 @@ def train_preferences(plan: Plan, root: Path) -> Outcome:
     operation = executed(made.training, log_steps=1, gpus=plan.processes, launch=plan.launch, checkpoint_steps=1)
     run = TrainingRun(spec=made, operation=operation, work=WorkFolder(root / plan.name), compute=CPU)
     packed, reference = PREFERENCES
-    return pipeline.train(dpo_trainer.prepare_training(run, (Start(root / "model"),), packed, reference))
+    return pipeline.train(prepare_dpo(run, (Start(root / "model"),), packed, reference))
 
 
 def kill_before(owner: Any, method: str, call: int, patch: pytest.MonkeyPatch) -> None:
@@ -229,7 +232,7 @@ WIDE = SHORT | {"batch_rows": 12}
 MEASURED = SHORT | {"evaluate": {"every": 1, "rows": 7, "samples": 0}}
 # The learning rate rises in all steps: the second step learns, and later ones forget, whatever rounding does.
 BEST = MEASURED | {"learning_rate": 0.3, "schedule": "constant_with_warmup", "warmup_fraction": 1.0, "keep": "best"}
-SAVE = (checkpoints.CheckpointMixin, "_save_optimizer_and_scheduler")
+SAVE = (TrainingFeatures, "_save_optimizer_and_scheduler")
 MARK = (checkpoints, "sync_folder")
 # A micro-batch of preferences.
 AMID = (DpoTrainer, "batch_loss")

@@ -14,18 +14,20 @@ from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.base_models import Scratch
 from snaketune.config.lora import Lora
 from snaketune.config.training_runs import Training
-from snaketune.models.device_speed import peak_of, probe
-from snaketune.models.devices import Compute
+from snaketune.engine.features import TrainingFeatures
+from snaketune.engine.model.device_speed import peak_of, probe
+from snaketune.engine.model.devices import Compute
+from snaketune.engine.packing.rows import PackedRows
+from snaketune.engine.packing.shards import documents_schema, list_columns, row_batch, schema
+from snaketune.engine.sft import SftTrainer
 from snaketune.models.load_model import reload_model
-from snaketune.packing.reader import PackedRows, SourcedRows
-from snaketune.packing.shards import documents_schema, list_columns, row_batch, schema
+from snaketune.packing.reader import open_rows, sources_of
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec
 from snaketune.tables import write_table
-from snaketune.training.loop import pipeline
-from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import BaseTrainer, PreparedTraining, TrainingRun
+from snaketune.training import pipeline
+from snaketune.training.prepared import PreparedTraining, TrainingRun
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.training.executed import executed, made_by
 
@@ -83,7 +85,7 @@ def pack(
     write_table(folder / "shards/documents.arrow", pa.Table.from_pylist(described, schema=documents_schema("sft")))
     manifest = {"format_version": version, "row_length": LENGTH, "records": {}}
     manifest["payload"] = describe_files(folder / "shards")
-    return PackedRows(Artifact(folder / "manifest.json", manifest, folder / "shards"), "train")
+    return open_rows(Artifact(folder / "manifest.json", manifest, folder / "shards"), "train")
 
 
 def spec(lora: Lora | None = None, **training: Any) -> SftSpec:
@@ -139,14 +141,14 @@ def train(
 def stop_after(save: int, monkeypatch) -> None:
     """Interrupt the training when its `save`th checkpoint is complete."""
     counted = iter(range(1, 10**6))
-    on_save = BaseTrainer.on_save
+    on_save = TrainingFeatures.on_save
 
     def saved(self, *arguments, **keywords):
         on_save(self, *arguments, **keywords)
         if next(counted) == save:
             raise Interrupted
 
-    monkeypatch.setattr(BaseTrainer, "on_save", saved)
+    monkeypatch.setattr(TrainingFeatures, "on_save", saved)
 
 
 def copy_after(save: int, work: Path, copy: Path, monkeypatch) -> None:
@@ -155,20 +157,20 @@ def copy_after(save: int, work: Path, copy: Path, monkeypatch) -> None:
     So a test that compares a resumed training with an undisturbed one trains the steps before the kill once.
     """
     counted = iter(range(1, 10**6))
-    on_save = BaseTrainer.on_save
+    on_save = TrainingFeatures.on_save
 
     def saved(self, *arguments, **keywords):
         on_save(self, *arguments, **keywords)
-        if self.run.work.folder == work and next(counted) == save:
+        if Path(arguments[0].output_dir).is_relative_to(work) and next(counted) == save:
             shutil.copytree(work, copy)
 
-    monkeypatch.setattr(BaseTrainer, "on_save", saved)
+    monkeypatch.setattr(TrainingFeatures, "on_save", saved)
 
 
-def held_out_pack(folder: Path, **what: Any) -> SourcedRows:
+def held_out_pack(folder: Path, **what: Any) -> PackedRows:
     """Write rows as `pack` does; return them as a training reads its held-out rows."""
     pack(folder / "pack", **what)
-    return SourcedRows(read_pack(folder), "train")
+    return open_rows(read_pack(folder), "train", columns=sources_of)
 
 
 def read_pack(folder: Path) -> Artifact:

@@ -11,18 +11,18 @@ import torch
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.lora import Lora
 from snaketune.config.training_runs import Training
-from snaketune.models.devices import Compute
-from snaketune.models.logprobs import all_pair_logprobs
-from snaketune.models.selftest import self_test
-from snaketune.packing.reader import PackedRows
-from snaketune.packing.shards import IGNORED, documents_schema, list_columns, row_batch, schema
+from snaketune.engine.model.devices import Compute
+from snaketune.engine.model.logprobs import all_pair_logprobs
+from snaketune.engine.model.selftest import self_test
+from snaketune.engine.packing.shards import IGNORED, documents_schema, list_columns, row_batch, schema
+from snaketune.packing.reader import open_rows
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
 from snaketune.tables import write_table
-from snaketune.training.loop import pipeline
-from snaketune.training.loop.trainer import TrainingRun
-from snaketune.training.preference import dpo_trainer
+from snaketune.training import pipeline
+from snaketune.training.prepared import TrainingRun
+from snaketune.training.prepared_dpo import prepare_dpo
 from snaketune.training.reference import logps_table as logps
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.models.made_trees import tree_rows
@@ -64,7 +64,7 @@ def packed_pairs(folder: Path, rows: int = 12, kind: str = "preference") -> Arti
 
 def referenced(folder: Path, packed: Artifact, model: torch.nn.Module, compute: Compute = CPU) -> Artifact:
     """Reference log-probabilities of the pairs under `model`."""
-    rows = PackedRows(packed, "train")
+    rows = open_rows(packed, "train")
     self_test(model, [rows], compute, training=False)
     sums, counts = all_pair_logprobs(model, rows, compute, "reference")
     folder.mkdir(parents=True)
@@ -135,5 +135,5 @@ class Trained:
         operation = executed(made.training, log_steps=log_steps, checkpoint_steps=every, evaluate=evaluate)
         run = TrainingRun(spec=made, operation=operation, work=work, compute=self.compute)
         references = [self.reference] if made.needs_reference else []
-        prepared = dpo_trainer.prepare_training(run, (Start(self.folder / "model"),), self.packed, *references)
+        prepared = prepare_dpo(run, (Start(self.folder / "model"),), self.packed, *references)
         return pipeline.train(replace(prepared, held_out=prepared.rows)), work

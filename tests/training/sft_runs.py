@@ -11,7 +11,7 @@ from snaketune.config.training_runs import Training
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import SftSpec
 from snaketune.tables import write_table
-from snaketune.training.loop.trainer import TrainingRun
+from snaketune.training.prepared import TrainingRun
 from tests.models.conftest import CPU, tiny_model
 from tests.packing import chain
 from tests.tokenization.small_tokenizers import messages

@@ -5,7 +5,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from snaketune.config.lora import Lora
-from snaketune.training.loop.sft_trainer import SftTrainer
+from snaketune.engine.sft import SftTrainer
 
 from .pipeline_runs import copy_after, held_out_pack, pack, spec, train
 from .test_held_out import EVERY, OVERFIT, loss_of, points, same, weights

@@ -13,6 +13,7 @@ import torch
 from snaketune.config.lora import Lora
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Learning
+from snaketune.engine.trainer import PackedTrainer
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.plan.training_jobs import calibrated_learning
@@ -22,7 +23,6 @@ from snaketune.training.autotune import calibration, timed_steps
 from snaketune.training.autotune.batch_plan import CURVE, record_killed, record_out_of_memory
 from snaketune.training.autotune.search import TRIALS
 from snaketune.training.launch import oom_retry, processes, worker
-from snaketune.training.loop.packed_trainer import PackedTrainer
 from tests.packing import chain
 from tests.stages.demo_jobs import job_of
 from tests.tokenization.small_tokenizers import messages
@@ -246,11 +246,11 @@ def test_a_relaunched_calibration_continues_after_the_trial_that_ended_the_last_
     class Killed(BaseException):
         pass
 
-    def counting(trainer):
+    def counting(trainer, work):
         measured.append((trainer.args.per_device_train_batch_size, trainer.args.gradient_checkpointing))
         if len(measured) == 2:
             raise Killed
-        return time_steps(trainer)
+        return time_steps(trainer, work)
 
     def launched(job, work):
         try:
@@ -310,7 +310,7 @@ def test_a_training_too_short_for_a_trial_on_a_cpu_starts_no_process(
 CAPPED = """
 import resource
 import torch
-from snaketune.models.machine import host_memory_limit, is_out_of_memory
+from snaketune.engine.model.machine import host_memory_limit, is_out_of_memory
 used = int(open("/proc/self/statm").read().split()[0]) * 4096
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
 try:
@@ -331,8 +331,8 @@ def test_tokens_are_those_of_full_micro_batches(tmp_path, tokenizer, monkeypatch
     timings = []
     time_steps = timed_steps.time_steps
 
-    def timed(trainer):
-        timings.append((trainer.args.per_device_train_batch_size, time_steps(trainer)))
+    def timed(trainer, work):
+        timings.append((trainer.args.per_device_train_batch_size, time_steps(trainer, work)))
         return timings[-1][1]
 
     monkeypatch.setattr(calibration, "time_steps", timed)

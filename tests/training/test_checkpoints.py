@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from snaketune.errors import SnaketuneError
-from snaketune.training.checkpoint.checkpoints import (
+from snaketune.engine.checkpoints import (
     COMPLETE,
-    CheckpointMixin,
     last_checkpoint,
     remove_incomplete,
 )
-from snaketune.training.checkpoint.optimizer_states import load_optimizer, save_optimizer
-from snaketune.training.checkpoint.random_states import load_random_state, save_random_state
+from snaketune.engine.features import Options, TrainingFeatures
+from snaketune.engine.optimizer_states import load_optimizer, save_optimizer
+from snaketune.engine.random_states import load_random_state, save_random_state
+from snaketune.errors import SnaketuneError
 
 
 def trained(steps: int, seed: int = 0):
@@ -94,8 +94,8 @@ def test_the_newest_complete_checkpoint_is_used_and_incomplete_ones_are_removed(
 
 
 def mark_saved(folder, state, check_held=lambda: None):
-    trainer = SimpleNamespace(run=SimpleNamespace(work=SimpleNamespace(check_held=check_held)))
-    CheckpointMixin.on_save(trainer, SimpleNamespace(output_dir=str(folder)), state, None)
+    trainer = SimpleNamespace(options=Options(check_held=check_held))
+    TrainingFeatures.on_save(trainer, SimpleNamespace(output_dir=str(folder)), state, None)
 
 
 def test_a_process_that_lost_the_folder_marks_nothing_and_removes_nothing(tmp_path):

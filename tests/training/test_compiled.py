@@ -10,11 +10,11 @@ from torch._inductor.output_code import CompiledFxGraph
 from snaketune.config.held_out import Evaluate
 from snaketune.config.lora import Lora
 from snaketune.config.training_runs import Sft
+from snaketune.engine.model import compiling
+from snaketune.engine.model.compiling import choose_compilation
+from snaketune.engine.sft import SftTrainer
+from snaketune.engine.throughput import LogCallback
 from snaketune.errors import SnaketuneError
-from snaketune.models import compiling
-from snaketune.models.compiling import choose_compilation
-from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import LogCallback
 
 from .pipeline_runs import copy_after, held_out_pack, pack, spec, train
 from .preference_runs import Trained
@@ -156,7 +156,7 @@ def test_compiled_layers_with_another_loss_are_refused(tmp_path, fresh, monkeypa
         for layer in model.model.layers:
             layer.register_forward_hook(lambda module, arguments, output: output.flip(-1))
 
-    monkeypatch.setattr("snaketune.training.loop.packed_trainer.compile_layers", break_layers)
+    monkeypatch.setattr("snaketune.engine.trainer.compile_layers", break_layers)
     with pytest.raises(
         SnaketuneError, match=r"training\.compile: the compiled model's loss is .*; nothing was\s+trained"
     ):

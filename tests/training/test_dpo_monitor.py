@@ -3,8 +3,8 @@
 import pytest
 
 from snaketune.config.losses import WINDOW, PreferenceLoss
-from snaketune.training.preference.dpo_monitor import DpoMonitor
-from snaketune.training.preference.metrics import SUMS
+from snaketune.engine.preference_metrics import SUMS
+from snaketune.engine.preference_monitor import PreferenceMonitor
 
 SETTINGS = PreferenceLoss(beta=0.1)
 REFERENCE_FREE = PreferenceLoss(loss="cpo", beta=0.1)
@@ -37,7 +37,7 @@ def step(
 
 
 def kinds(settings: PreferenceLoss, steps: list[dict[str, float]], from_zero: bool = True) -> set[str]:
-    monitor = DpoMonitor(settings, from_zero)
+    monitor = PreferenceMonitor(settings, from_zero)
     for sums in steps:
         monitor.step(sums)
     return {warning["kind"] for warning in monitor.final_warnings()}
@@ -78,7 +78,7 @@ def test_margins_that_follow_length(follows, seen):
 
 
 def test_a_warning_is_reported_once_and_again_at_the_end():
-    monitor = DpoMonitor(SETTINGS)
+    monitor = PreferenceMonitor(SETTINGS)
     texts_by_step = [monitor.step(step(0.0, 0.0) if n < 30 else step(-0.5, -1.0)) for n in range(80)]
     settings = [text for texts in texts_by_step for text in texts]
     assert len(settings) == 2
@@ -92,7 +92,7 @@ def test_a_warning_is_reported_once_and_again_at_the_end():
 
 
 def test_a_past_warning_is_reported_at_the_end():
-    monitor = DpoMonitor(SETTINGS)
+    monitor = PreferenceMonitor(SETTINGS)
     for n in range(100):
         monitor.step(step(-0.5, -0.5) if 20 <= n < 50 else step(0.3, 0.3))
     (warning,) = monitor.final_warnings()
@@ -100,7 +100,7 @@ def test_a_past_warning_is_reported_at_the_end():
 
 
 def test_a_training_shorter_than_the_window_is_checked_at_its_end():
-    monitor = DpoMonitor(SETTINGS)
+    monitor = PreferenceMonitor(SETTINGS)
     assert not [text for _ in range(5) for text in monitor.step(step(-0.5, -1.0))]
     assert {warning["kind"] for warning in monitor.final_warnings()} == {"collapse", "only_rejected"}
     assert "over steps 1 to 5" in monitor.final_warnings()[0]["text"]
@@ -133,13 +133,13 @@ def test_a_policy_that_differs_from_its_reference_is_compared_with_its_first_win
     ],
 )
 def test_a_threshold_is_compared_with_the_mean_of_its_window(stop_if, reason):
-    monitor = DpoMonitor(PreferenceLoss(stop_if={**stop_if, "window": 4, "from_step": 3}))
+    monitor = PreferenceMonitor(PreferenceLoss(stop_if={**stop_if, "window": 4, "from_step": 3}))
     for number in range(1, 5):
         assert monitor.early_stop() is None
         # One good step of four isn't enough for the mean.
         sums = step(0.4, -0.4) | {"kl": 0.0} if number == 1 else step(0.0, 0.0) | {"kl": 8 * 20 / 3}
         monitor.step(sums)
     assert monitor.early_stop() == {"step": 4, "reason": reason}
-    well = DpoMonitor(PreferenceLoss(stop_if={"margin_below": -1, "window": 1}))
+    well = PreferenceMonitor(PreferenceLoss(stop_if={"margin_below": -1, "window": 1}))
     well.step(step(0.1, -0.1))
     assert well.early_stop() is None

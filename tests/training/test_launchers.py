@@ -20,14 +20,14 @@ from snaketune.config.operation import Execution, Operation
 from snaketune.config.tracking import Tracking
 from snaketune.config.training_runs import Dpo, Learning, Sft, Training
 from snaketune.diagnostics import timing
-from snaketune.models.compiling import CompileChoice
+from snaketune.engine import trainer as trainer_module
+from snaketune.engine.model.compiling import CompileChoice
 from snaketune.stages.plan.doctor_jobs import timed_spec
 from snaketune.stages.plan.training_jobs import calibrated_spec
 from snaketune.stages.specs import CalibrateSpec, DpoSpec, RefLogpsSpec, SftSpec, TimingSpec, spec_from
 from snaketune.tracking.curves import TrackedRun
 from snaketune.training import calibrate, dpo, ref_logps, sft
 from snaketune.training.autotune import timed_steps
-from snaketune.training.loop import packed_trainer
 from tests.models.conftest import tiny_model
 from tests.packing import chain
 from tests.tokenization.small_tokenizers import messages
@@ -199,8 +199,8 @@ def quick(monkeypatch):
     monkeypatch.setattr(timed_steps, "SECONDS", 0.0)
     # Layers are compiled in test_compiled; here all else is done for it.
     chosen = lambda wanted, *_: CompileChoice(compiled=wanted is True, reason="configured")  # noqa: E731
-    monkeypatch.setattr(packed_trainer, "choose_compilation", chosen)
-    monkeypatch.setattr(packed_trainer, "compile_layers", lambda *_, **__: None)
+    monkeypatch.setattr(trainer_module, "choose_compilation", chosen)
+    monkeypatch.setattr(trainer_module, "compile_layers", lambda *_, **__: None)
     monkeypatch.setattr("snaketune.models.load_model._device_for_4_bits", lambda: "cpu")
 
 

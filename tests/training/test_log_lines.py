@@ -9,9 +9,9 @@ import pytest
 
 from snaketune.artifacts.manifest import describe_files
 from snaketune.config.held_out import Average, Evaluate, StopTraining
+from snaketune.engine.throughput import LogCallback
 from snaketune.stages.outcome import Outcome
 from snaketune.training.launch.worker_endings import Preempted
-from snaketune.training.loop.trainer import LogCallback
 
 from .event_files import SPEED
 from .pipeline_runs import held_out_pack, pack, spec, train

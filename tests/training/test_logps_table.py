@@ -15,21 +15,14 @@ from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.base_models import Pretrained
 from snaketune.config.lora import Lora, Quantization
 from snaketune.config.training_runs import Training
+from snaketune.engine.model.devices import resolve_compute
+from snaketune.engine.model.kernels import KERNELS
+from snaketune.engine.reference_check import ROUNDING, check_policy_is_reference
 from snaketune.errors import SnaketuneError
-from snaketune.models.devices import resolve_compute
-from snaketune.models.kernels import KERNELS
 from snaketune.stages.specs import DpoSpec, RefLogpsSpec
 from snaketune.tables import write_table
 from snaketune.training.reference.cache_key import KERNEL_FAMILIES
-from snaketune.training.reference.logps_table import (
-    ROUNDING,
-    check_policy_is_reference,
-    check_ref_logps,
-    is_comparable,
-    read_ref_logps,
-    schema,
-    sort_rows,
-)
+from snaketune.training.reference.logps_table import check_ref_logps, is_comparable, read_ref_logps, schema, sort_rows
 from tests.models.conftest import CPU
 from tests.stages.demo_jobs import job_of
 

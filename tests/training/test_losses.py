@@ -9,11 +9,11 @@ from safetensors.torch import load_file
 
 from snaketune.config.lora import Lora
 from snaketune.config.losses import PreferenceLoss
+from snaketune.engine import dpo as dpo_trainer
+from snaketune.engine.pair_logps import PairLogps, pair_logps
+from snaketune.engine.preference_losses import loss_of
+from snaketune.engine.preference_metrics import SUMS, batch_sums, means
 from snaketune.errors import SnaketuneError
-from snaketune.training.preference import dpo_trainer
-from snaketune.training.preference.dpo_loss import loss_of
-from snaketune.training.preference.metrics import SUMS, batch_sums, means
-from snaketune.training.preference.pair_logps import PairLogps, pair_logps
 
 from .preference_runs import Trained
 

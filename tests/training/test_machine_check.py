@@ -13,20 +13,20 @@ from snaketune.config.base_models import Pretrained
 from snaketune.config.lora import Lora, Quantization
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Training
+from snaketune.engine.model import machine
+from snaketune.engine.model.device_speed import Peak
+from snaketune.engine.model.devices import Compute
+from snaketune.engine.model.machine import Machine, bitsandbytes_error, inspect_machine
+from snaketune.engine.model.parameters import parameter_count
 from snaketune.errors import SnaketuneError
-from snaketune.models import machine
-from snaketune.models.device_speed import Peak
-from snaketune.models.devices import Compute
-from snaketune.models.load_model import parameter_count
-from snaketune.models.machine import Machine, bitsandbytes_error, inspect_machine
 from snaketune.models.memory import Estimate
 from snaketune.stages.findings import Finding, report_findings
 from snaketune.stages.host.gpus import gpu_findings
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CalibrateSpec, RefLogpsSpec, SftSpec
+from snaketune.training import pipeline
 from snaketune.training.autotune import machine_check
 from snaketune.training.autotune.machine_check import check_machine, duration_findings, memory_findings, sharing_mode
-from snaketune.training.loop import pipeline
 from tests.models.conftest import CPU, tiny_model
 
 from .pipeline_runs import pack, train

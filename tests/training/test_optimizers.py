@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 
 from snaketune.config.optimizers import OptimizerName, ScheduleName
 from snaketune.config.training_runs import Training
+from snaketune.engine import optimizer_states
+from snaketune.engine.optimizer_states import load_optimizer, save_optimizer
 from snaketune.errors import SnaketuneError
 from snaketune.models.memory import _state_bytes, trace_model
-from snaketune.training.checkpoint import optimizer_states
-from snaketune.training.checkpoint.optimizer_states import load_optimizer, save_optimizer
-from snaketune.training.loop.trainer_arguments import step_arguments
+from snaketune.training.trainer_arguments import step_arguments
 from tests.models.conftest import CPU, tiny_model
 
 from .pipeline_runs import copy_after, pack, spec, train

@@ -11,18 +11,19 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base_models import Pretrained
 from snaketune.config.lora import Lora
 from snaketune.config.training_runs import Learning
+from snaketune.engine.features import TrainingFeatures
+from snaketune.engine.model import kernels, selftest
+from snaketune.engine.model.packing_support import choose_kernel
+from snaketune.engine.model.passed_test import PassedTest
+from snaketune.engine.model.selftest import self_test
+from snaketune.engine.model.selftest_rows import rows_to_test
 from snaketune.evaluation import held_out
 from snaketune.evaluation.held_out import choose_forward
-from snaketune.models import kernels, selftest
-from snaketune.models.packing_support import choose_kernel
-from snaketune.models.passed_test import PassedTest
-from snaketune.models.selftest import self_test
-from snaketune.models.selftest_rows import rows_to_test
 from snaketune.stages.cache.attempt import Attempt
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import SftSpec
-from snaketune.training.loop import trainer
-from snaketune.training.loop.passed_tests import record_of_evaluation, record_of_test
+from snaketune.training import prepared
+from snaketune.training.passed_tests import record_of_evaluation, record_of_test
 from tests.models.conftest import CPU, tiny_model
 from tests.models.test_attention import packed_rows
 from tests.models.test_selftest import Rows
@@ -167,11 +168,11 @@ def test_a_record_is_of_the_kernel_that_passed(tmp_path, monkeypatch):
 
 def test_the_kernel_of_a_training_that_passed_isnt_checked_again(tmp_path, monkeypatch):
     record, rows = PassedTest(tmp_path / "records/f00"), Rows(packed_rows())
-    monkeypatch.setattr(trainer, "record_of_test", lambda *_: record)
-    run = trainer.TrainingRun(spec=None, operation=None, work=None, compute=CPU)
+    monkeypatch.setattr(prepared, "record_of_test", lambda *_: record)
+    run = prepared.TrainingRun(spec=None, operation=None, work=None, compute=CPU)
     model = SimpleNamespace(config=lambda: tiny_model("llama").config)
-    training = trainer.PreparedTraining(trainer_class=trainer.BaseTrainer, rows=rows, run=run, initial=model)
-    monkeypatch.setattr(trainer, "choose_kernel", lambda compute, *_, **__: replace(compute, kernel="dense"))
+    training = prepared.PreparedTraining(trainer_class=TrainingFeatures, rows=rows, run=run, initial=model)
+    monkeypatch.setattr(prepared, "choose_kernel", lambda compute, *_, **__: replace(compute, kernel="dense"))
     assert training.with_kernel().run.compute.kernel == "dense"
     record.write(0.0)
     assert training.with_kernel() == training

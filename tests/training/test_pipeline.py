@@ -13,23 +13,23 @@ from safetensors.torch import load_file
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.lora import Lora
 from snaketune.config.training_runs import Training
+from snaketune.engine.checkpoints import copy_trained, trained_tensors
+from snaketune.engine.model import logprobs
+from snaketune.engine.model.logprobs import all_pair_logprobs, token_losses
+from snaketune.engine.model.machine import processor
+from snaketune.engine.model.selftest import self_test
+from snaketune.engine.packing.shards import documents_schema, row_batch
+from snaketune.engine.sft import SftTrainer
 from snaketune.errors import SnaketuneError
-from snaketune.models import logprobs
-from snaketune.models.adapters import add_lora
-from snaketune.models.logprobs import all_pair_logprobs, token_losses
-from snaketune.models.machine import processor
-from snaketune.models.selftest import self_test
-from snaketune.packing.reader import PackedRows
-from snaketune.packing.shards import documents_schema, row_batch
+from snaketune.models.lora import add_lora
+from snaketune.packing.reader import open_rows
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import DpoSpec
 from snaketune.tables import write_table
+from snaketune.training import pipeline
 from snaketune.training.autotune.batch_plan import takes_steps
-from snaketune.training.checkpoint.checkpoints import copy_trained, trained_tensors
-from snaketune.training.loop import pipeline
-from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import TrainingRun
-from snaketune.training.preference import dpo_trainer
+from snaketune.training.prepared import TrainingRun
+from snaketune.training.prepared_dpo import prepare_dpo
 from snaketune.training.reference.logps_table import schema
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.training.executed import executed
@@ -179,7 +179,7 @@ def preferences(folder, model) -> tuple[Artifact, Artifact]:
         "payload": describe_files(folder / "shards"),
     }
     packed = Artifact(folder / "manifest.json", manifest, folder / "shards")
-    rows = PackedRows(packed, "train")
+    rows = open_rows(packed, "train")
     self_test(model, [rows], CPU, training=False)
     sums, counts = all_pair_logprobs(model, rows, CPU, "reference")
     (folder / "logps").mkdir()
@@ -202,7 +202,7 @@ def preferences(folder, model) -> tuple[Artifact, Artifact]:
 def test_a_pass_without_gradients_continues_with_fewer_rows_when_memory_runs_out(tmp_path, monkeypatch, capsys, holds):
     model = tiny_model("llama").eval()
     packed, _ = preferences(tmp_path, model)
-    rows = PackedRows(packed, "train")
+    rows = open_rows(packed, "train")
     whole, counts = all_pair_logprobs(model, rows, CPU, "reference")
     computed = logprobs.token_losses
 
@@ -241,7 +241,7 @@ def preference_training(tmp_path, lora: Lora | None = None, **training):
     packed, reference = preferences(tmp_path / "pairs", dpo_model().eval())
     dpo_model().save_pretrained(tmp_path / "model")
     run = TrainingRun(spec=made, operation=executed(made.training, log_steps=1), work=work, compute=CPU)
-    return pipeline.train(dpo_trainer.prepare_training(run, (Reference(tmp_path / "model"),), packed, reference)), work
+    return pipeline.train(prepare_dpo(run, (Reference(tmp_path / "model"),), packed, reference)), work
 
 
 def dpo_model():
@@ -257,7 +257,7 @@ def test_dpo_starts_at_log_2_whatever_the_models_dropout(tmp_path, lora):
 
 
 def test_dpo_refuses_a_model_that_is_not_its_own_reference(tmp_path, monkeypatch):
-    monkeypatch.setattr("snaketune.models.forward._is_probability", lambda *_: False)
+    monkeypatch.setattr("snaketune.engine.model.forward._is_probability", lambda *_: False)
     with pytest.raises(SnaketuneError, match="before the first step the model differs from its own reference"):
         preference_training(tmp_path)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from snaketune.artifacts.manifest import describe_files
+from snaketune.engine import preemption
+from snaketune.engine.dpo import DpoTrainer
 from snaketune.training.launch import worker_endings
-from snaketune.training.loop import preemption
-from snaketune.training.preference.dpo_trainer import DpoTrainer
 
 from .preference_runs import Trained
 

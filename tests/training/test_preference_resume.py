@@ -7,8 +7,9 @@ import pytest
 
 from snaketune.artifacts.manifest import describe_files
 from snaketune.config.lora import Lora
-from snaketune.training.checkpoint import checkpoints
-from snaketune.training.preference.dpo_trainer import DpoTrainer
+from snaketune.engine import checkpoints
+from snaketune.engine.dpo import DpoTrainer
+from snaketune.engine.features import TrainingFeatures
 
 from .pipeline_runs import Interrupted
 from .preference_runs import Trained
@@ -17,7 +18,7 @@ from .preference_runs import Trained
 # of these: in a step, between its passes, in a checkpoint with its weights written, before it is marked complete, at the end.
 STEP = (DpoTrainer, "batch_loss")
 WEIGH = (DpoTrainer, "_add_derivatives")
-SAVE = (checkpoints.CheckpointMixin, "_save_optimizer_and_scheduler")
+SAVE = (TrainingFeatures, "_save_optimizer_and_scheduler")
 MARK = (checkpoints, "sync_folder")
 END = (DpoTrainer, "conclusions")
 

@@ -8,12 +8,12 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from snaketune.artifacts.manifest import describe_files
 from snaketune.config.lora import Lora
+from snaketune.engine import features
+from snaketune.engine.data_order import Prefetcher
+from snaketune.engine.model.attention import KERNELS
+from snaketune.engine.model.batches import Batch
+from snaketune.engine.sft import SftTrainer
 from snaketune.errors import SnaketuneError
-from snaketune.models.attention import KERNELS
-from snaketune.models.batches import Batch
-from snaketune.training.loop import prefetch
-from snaketune.training.loop.prefetch import Prefetcher
-from snaketune.training.loop.sft_trainer import SftTrainer
 
 from .pipeline_runs import Interrupted, pack, spec, stop_after, train
 
@@ -34,8 +34,8 @@ def overlapping(monkeypatch):
             super().__init__(*arguments)
             prefetchers.append(self)
 
-    monkeypatch.setattr(prefetch, "overlaps", lambda device: True)
-    monkeypatch.setattr(prefetch, "Prefetcher", Recorded)
+    monkeypatch.setattr(features, "overlaps", lambda device: True)
+    monkeypatch.setattr(features, "Prefetcher", Recorded)
     yield prefetchers
     assert not threads()
 
@@ -78,7 +78,7 @@ def test_a_training_with_prefetch_is_the_same_also_when_resumed(tmp_path, monkey
     # Six steps an epoch of two micro-batches, the last one of one; checkpoints after the fourth and the eighth.
     rows, made = pack(tmp_path / "pack", rows=22), spec(epochs=2, lora=lora)
     with monkeypatch.context() as patch:
-        patch.setattr(prefetch, "overlaps", lambda device: False)
+        patch.setattr(features, "overlaps", lambda device: False)
         alone = train(tmp_path / "alone", rows, made)
     assert not overlapping
     straight = train(tmp_path / "straight", rows, made)

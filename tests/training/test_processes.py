@@ -12,10 +12,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from snaketune.artifacts.manifest import describe_files, write_json, write_manifest
+from snaketune.artifacts.manifest import describe_files, write_manifest
 from snaketune.config.held_out import Selection
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
+from snaketune.files import write_json
 from snaketune.stages.cache.attempt import Attempt, stamps_of
 from snaketune.stages.cache.code_digest import code_digest
 from snaketune.stages.cache.fingerprint import read_artifacts
@@ -27,9 +28,9 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.races import FILE, PAYLOAD
 from snaketune.stages.specs import RefLogpsSpec
 from snaketune.stages.table import STAGES
+from snaketune.training import pipeline
 from snaketune.training.launch import processes, worker
-from snaketune.training.loop import pipeline
-from snaketune.training.loop.trainer import TrainingRun
+from snaketune.training.prepared import TrainingRun
 from tests.stages.demo_jobs import job_of
 
 MODULE = "snaketune.training.ref_logps"

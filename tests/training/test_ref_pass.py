@@ -10,10 +10,10 @@ import torch
 
 from snaketune.artifacts.manifest import Artifact, write_manifest
 from snaketune.config.operation import Execution
+from snaketune.engine.model import logprobs
+from snaketune.engine.packing.segments import layout_of
 from snaketune.errors import SnaketuneError
-from snaketune.models import logprobs
-from snaketune.packing.reader import PackedRows
-from snaketune.packing.segments import layout_of
+from snaketune.packing.reader import open_rows
 from snaketune.stages.specs import RefLogpsSpec, RefPassSpec
 from snaketune.tables import read_table
 from snaketune.training import ref_logps, ref_pass
@@ -82,7 +82,7 @@ def test_every_completion_has_the_log_probabilities_of_its_sequence_alone(tmp_pa
     by_completion = {(row["split"], row["id"], row["completion"]): row for row in rows}
     loaded, checked = tiny_of(model), 0
     for split in ("train", "held_out"):
-        packed, entries = PackedRows(pack, split), list(compute.documents(pack, split))
+        packed, entries = open_rows(pack, split), list(compute.documents(pack, split))
         for number in range(len(packed)):
             row, ids = packed[number], [entry["id"] for entry in entries if entry["row"] == number]
             layout = layout_of([row])

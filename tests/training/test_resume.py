@@ -11,15 +11,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from snaketune.config.held_out import Evaluate
 from snaketune.config.lora import Lora
-from snaketune.errors import SnaketuneError
-from snaketune.training.checkpoint.checkpoints import (
+from snaketune.engine.checkpoints import (
     WEIGHTS,
-    CheckpointMixin,
     last_checkpoint,
     load_weights,
     save_weights,
 )
-from snaketune.training.loop.trainer import LogCallback
+from snaketune.engine.features import TrainingFeatures
+from snaketune.engine.throughput import LogCallback
+from snaketune.errors import SnaketuneError
 from tests.models.conftest import tiny_model
 
 from .pipeline_runs import CPU, Interrupted, copy_after, held_out_pack, pack, spec, stop_after, train
@@ -112,13 +112,13 @@ def test_a_resumed_training_saves_and_logs_at_the_current_intervals(tmp_path, mo
         with pytest.raises(Interrupted):
             train(tmp_path / "resumed", rows, made, every=4, log_steps=4)
     saved: list[int] = []
-    on_save = CheckpointMixin.on_save
+    on_save = TrainingFeatures.on_save
 
     def record(self, args, state, control, **keywords):
         on_save(self, args, state, control, **keywords)
         saved.append(state.global_step)
 
-    monkeypatch.setattr(CheckpointMixin, "on_save", record)
+    monkeypatch.setattr(TrainingFeatures, "on_save", record)
     history = train(tmp_path / "resumed", rows, made, every=3, log_steps=1).run["history"]
     assert saved == [6, 9, 12]
     assert [entry["step"] for entry in history] == [1, 4, 5, 6, 7, 8, 9, 10, 11, 12]

@@ -17,16 +17,16 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from trl import SFTConfig, SFTTrainer
 
 from snaketune.config.lora import Lora
+from snaketune.engine.model.batches import collate
+from snaketune.engine.model.kernels import SEPARATE
+from snaketune.engine.model.logprobs import token_losses
+from snaketune.engine.model.router_loss import RouterLoss, router_rows
+from snaketune.engine.model.selftest import self_test
+from snaketune.engine.sft import SftTrainer
 from snaketune.errors import SnaketuneError
-from snaketune.models.adapters import add_lora
-from snaketune.models.batches import collate
-from snaketune.models.kernels import SEPARATE
-from snaketune.models.logprobs import token_losses
-from snaketune.models.router_loss import RouterLoss, router_rows
-from snaketune.models.selftest import self_test
+from snaketune.models.lora import add_lora
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import TrainingRun
+from snaketune.training.prepared import TrainingRun
 from tests.models.conftest import CPU, VOCABULARY, gradients, tiny_model
 from tests.models.made_trees import tree_rows
 

@@ -9,7 +9,8 @@ import torch
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.lora import Lora
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.training.loop import pipeline, sft_trainer
+from snaketune.training import pipeline
+from snaketune.training.prepared_sft import prepare_sft
 
 from .sft_runs import packed_rows, raw_rows, sft_run
 from .test_pipeline import preference_training
@@ -19,13 +20,13 @@ ADAPTERS = {"full": None, "lora": Lora(rank=2, dropout=0.3)}
 
 def packed_sft(folder: Path, tokenizer: Artifact, lora: Lora | None) -> WorkFolder:
     run = sft_run(folder, lora)
-    pipeline.train(sft_trainer.prepare_training(run, packed_rows(folder, tokenizer), tokenizer))
+    pipeline.train(prepare_sft(run, packed_rows(folder, tokenizer), tokenizer))
     return run.work
 
 
 def raw_sft(folder: Path, tokenizer: Artifact, lora: Lora | None) -> WorkFolder:
     run = sft_run(folder, lora)
-    pipeline.train(sft_trainer.prepare_training(run, raw_rows(folder), tokenizer))
+    pipeline.train(prepare_sft(run, raw_rows(folder), tokenizer))
     return run.work
 
 

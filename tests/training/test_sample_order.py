@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from torch.utils.data import SequentialSampler
 
-from snaketune.training.loop.sample_order import EpochPermutation, SampleOrderMixin
+from snaketune.engine.data_order import EpochPermutation
+from snaketune.engine.features import TrainingFeatures
 
 
 def test_each_epoch_has_its_own_permutation_and_the_same_one_again():
@@ -40,7 +41,7 @@ def test_the_order_is_the_same_whatever_the_micro_batches_and_the_processes(weig
         )
         rows = SimpleNamespace(order="shuffled")
         trainer = SimpleNamespace(args=args, rows=rows, items_per_epoch=lambda: 50, item_weights=lambda: weights)
-        sampler = SampleOrderMixin._get_train_sampler(trainer)
+        sampler = TrainingFeatures._get_train_sampler(trainer)
         assert sampler is trainer.order
         sampler.set_epoch(2)
         return [item for item in sampler if item < 50]
@@ -53,7 +54,7 @@ def test_the_order_is_the_same_whatever_the_micro_batches_and_the_processes(weig
 
 def test_an_epoch_sets_the_order_itself():
     """In a resumed epoch of several processes, a loader informs only the samplers that it wraps."""
-    trainer = SampleOrderMixin()
+    trainer = TrainingFeatures.__new__(TrainingFeatures)
     trainer.order = EpochPermutation(50, seed=3)
     trainer.on_epoch_begin(None, SimpleNamespace(epoch=2.0), None)
     assert trainer.order.epoch == 2

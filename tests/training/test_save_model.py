@@ -19,15 +19,14 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.lora import Lora, Quantization
 from snaketune.config.training_runs import Training
-from snaketune.models.adapters import add_lora, cast_parameters, merge
-from snaketune.models.attention import use_own_attention
+from snaketune.engine.checkpoints import copy_trained
+from snaketune.engine.model.adapters import cast_parameters, merge
+from snaketune.engine.model.attention import use_own_attention
 from snaketune.models.load_model import grow_vocabulary, load_pretrained
+from snaketune.models.lora import add_lora
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import DpoSpec, RefLogpsSpec, SftSpec
-from snaketune.training import dpo, ref_logps, sft
-from snaketune.training.checkpoint import save_model
-from snaketune.training.checkpoint.checkpoints import copy_trained
-from snaketune.training.loop import pipeline
+from snaketune.training import dpo, pipeline, ref_logps, save_model, sft
 from tests.models.conftest import CPU, tiny_model
 from tests.packing import chain
 from tests.tokenization.small_tokenizers import messages

@@ -7,10 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from snaketune.packing.reader import EqualTokens, PackedRows
-from snaketune.training.loop import pipeline
-from snaketune.training.loop.sample_order import EpochPermutation
-from snaketune.training.preference.dpo_trainer import METRICS_STATE
+from snaketune.engine.data_order import EpochPermutation
+from snaketune.engine.dpo import METRICS_STATE
+from snaketune.engine.packing.rows import EqualTokens
+from snaketune.packing.reader import open_rows
+from snaketune.training import pipeline
 
 from .pipeline_runs import Interrupted, stop_after
 from .preference_runs import Trained
@@ -52,7 +53,7 @@ def test_it_stops_after_that_step_and_reports_the_reason(pairs, capsys):
 @pytest.mark.parametrize("log_steps", [1, 100])
 def test_only_the_tokens_of_finished_steps_are_counted(pairs, log_steps):
     outcome, _ = pairs.train(f"counted-{log_steps}", HOPELESS, log_steps=log_steps)
-    rows = PackedRows(pairs.packed, "train")
+    rows = open_rows(pairs.packed, "train")
     # Five steps of four: an epoch of twelve rows, and eight of the next.
     order = EpochPermutation(12, seed=1, weights=EqualTokens(rows).pairs, batch=4)
     order.set_epoch(1)

@@ -12,13 +12,12 @@ from safetensors.torch import load_file
 from transformers import TrainerControl
 
 from snaketune.config.lora import Lora
-from snaketune.models.device_speed import measured_peak
-from snaketune.models.flops import count_flops
-from snaketune.models.machine import peak_memory
-from snaketune.training.loop import throughput
-from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.throughput import ThroughputMeter
-from snaketune.training.loop.trainer import LogCallback
+from snaketune.engine import throughput
+from snaketune.engine.model.device_speed import measured_peak
+from snaketune.engine.model.flops import count_flops
+from snaketune.engine.model.machine import peak_memory
+from snaketune.engine.sft import SftTrainer
+from snaketune.engine.throughput import LogCallback, ThroughputMeter
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 
 from .pipeline_runs import pack, spec, train
@@ -177,7 +176,7 @@ def test_the_remaining_time_is_estimated_from_the_steps_after_the_first(monkeypa
         is_world_process_zero, max_steps, global_step = True, 100, 41
 
     callback = LogCallback()
-    monkeypatch.setattr("snaketune.training.loop.trainer.time.monotonic", clock.monotonic)
+    monkeypatch.setattr("snaketune.engine.throughput.time.monotonic", clock.monotonic)
     clock.now += 500.0
     callback.on_step_end(None, State, TrainerControl(should_log=True))
     callback.on_log(None, State, None, logs={"loss": 1.0})
@@ -192,7 +191,7 @@ def test_slow_steps_between_two_log_lines_are_not_silent(monkeypatch, capsys, cl
     class State:
         is_world_process_zero, max_steps, global_step = True, 100, 0
 
-    monkeypatch.setattr("snaketune.training.loop.trainer.time.monotonic", clock.monotonic)
+    monkeypatch.setattr("snaketune.engine.throughput.time.monotonic", clock.monotonic)
     callback = LogCallback()
     for _ in range(3):
         State.global_step += 1

@@ -13,14 +13,16 @@ from trl.models.activation_offloading import OffloadActivations
 
 from snaketune.config.lora import Lora
 from snaketune.config.training_runs import Sft
+from snaketune.engine import trainer as trainer_module
+from snaketune.engine.embedding_noise import EmbeddingNoise
+from snaketune.engine.model.batches import collate
+from snaketune.engine.model.parameters import train_only
+from snaketune.engine.optimizers import MuonWithAdamW
 from snaketune.errors import SnaketuneError
-from snaketune.models.batches import collate
 from snaketune.models.memory import trace_model
-from snaketune.models.trainable import train_only
-from snaketune.packing.reader import PackedRows
-from snaketune.training.loop import packed_trainer, pipeline, sft_trainer, trainer
-from snaketune.training.loop.embedding_noise import EmbeddingNoise
-from snaketune.training.loop.optimizers import MuonWithAdamW
+from snaketune.packing.reader import open_rows
+from snaketune.training import pipeline, prepared
+from snaketune.training.prepared_sft import prepare_sft
 from tests.models.conftest import CPU, tiny_model
 
 from .pipeline_runs import copy_after, pack, spec, train
@@ -98,9 +100,9 @@ def test_offloaded_activations_change_nothing(rows, tmp_path, monkeypatch):
             moved.append(self)
             return super().__enter__()
 
-    monkeypatch.setattr(packed_trainer, "offloaded_activations", lambda model: Counted())
+    monkeypatch.setattr(trainer_module, "offloaded_activations", lambda model: Counted())
     for name, offloads, devices in (("kept", False, ("cpu",)), ("cpu", True, ("cuda",)), ("moved", True, ("cpu",))):
-        monkeypatch.setattr(trainer, "OFFLOADING_DEVICES", devices)
+        monkeypatch.setattr(prepared, "OFFLOADING_DEVICES", devices)
         train(tmp_path / name, rows, spec(epochs=1), activation_offloading=offloads)
         assert len(moved) == (6 if name == "moved" else 0)
     results = [
@@ -112,7 +114,7 @@ def test_offloaded_activations_change_nothing(rows, tmp_path, monkeypatch):
 def test_activations_are_offloaded_by_trl(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))
     monkeypatch.setattr(torch.cpu, "Stream", lambda *_: None, raising=False)
-    assert isinstance(packed_trainer.offloaded_activations(tiny_model("llama")), OffloadActivations)
+    assert isinstance(trainer_module.offloaded_activations(tiny_model("llama")), OffloadActivations)
 
 
 def test_dft_is_trls(tmp_path, tokenizer):
@@ -120,12 +122,12 @@ def test_dft_is_trls(tmp_path, tokenizer):
     curves = []
     for name, rows in (("packed", packed_rows(tmp_path / "rows", tokenizer)), ("trl", raw_rows(tmp_path / "trl"))):
         run = sft_run(tmp_path / name)
-        count = 12 if name == "trl" else len(PackedRows(rows, "train"))
+        count = 12 if name == "trl" else len(open_rows(rows, "train"))
         training = run.spec.training.model_copy(update={"batch_rows": count, "epochs": 4.0, "learning_rate": 0.05})
         operation = run.operation.model_copy(update={"micro_batch_rows": count})
         made = run.spec.model_copy(update={"loss": "dft", "training": training})
         run = replace(run, spec=made, operation=operation)
-        history = pipeline.train(sft_trainer.prepare_training(run, rows, tokenizer)).run["history"]
+        history = pipeline.train(prepare_sft(run, rows, tokenizer)).run["history"]
         curves.append([entry["loss"] for entry in history])
     assert curves[0] == pytest.approx(curves[1], rel=1e-4)
     # Weighted by probabilities, the loss of a model that knows nothing is small.

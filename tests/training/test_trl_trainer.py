@@ -13,8 +13,9 @@ from snaketune.config.lora import Lora
 from snaketune.config.training_runs import Training
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.training.loop import pipeline, sft_trainer
-from snaketune.training.loop.trl_trainer import RawRows, RawTrainer
+from snaketune.training import pipeline
+from snaketune.training.prepared_sft import prepare_sft
+from snaketune.training.trl_trainer import RawRows, RawTrainer
 from tests.tokenization.small_tokenizers import messages
 
 from .pipeline_runs import Interrupted, stop_after
@@ -23,7 +24,7 @@ from .sft_runs import ROWS, raw_rows, sft_run
 
 def test_what_a_training_writes_and_logs(tmp_path, tokenizer, capsys):
     run = sft_run(tmp_path)
-    outcome = pipeline.train(sft_trainer.prepare_training(run, raw_rows(tmp_path), tokenizer))
+    outcome = pipeline.train(prepare_sft(run, raw_rows(tmp_path), tokenizer))
     assert "12 rows that aren't packed" in capsys.readouterr().out
     encoded = ChatTokenizer.load(tokenizer.folder).encode([row["messages"] for row in ROWS])
     tokens = 2 * sum(len(one.ids) for one in encoded)
@@ -40,7 +41,7 @@ def test_supervised_tokens_are_those_that_packed_rows_have(tmp_path, tokenizer, 
     datasets = []
     monkeypatch.setattr(RawTrainer, "train", lambda self, **_: datasets.append(self.train_dataset) or _stop())
     with pytest.raises(Interrupted):
-        pipeline.train(sft_trainer.prepare_training(sft_run(tmp_path), raw_rows(tmp_path), tokenizer))
+        pipeline.train(prepare_sft(sft_run(tmp_path), raw_rows(tmp_path), tokenizer))
     *raw, blank = datasets[0].to_list()
     encoded = ChatTokenizer.load(tokenizer.folder).encode([row["messages"] for row in ROWS])
     for row, one in zip(raw, encoded, strict=True):
@@ -56,14 +57,14 @@ def _stop():
 @pytest.mark.parametrize("lora", [None, Lora(rank=2, dropout=0.3)])
 def test_a_resumed_training_ends_with_the_weights_of_an_undisturbed_one(tmp_path, tokenizer, monkeypatch, lora):
     pack, run = raw_rows(tmp_path), sft_run(tmp_path / "straight", lora)
-    pipeline.train(sft_trainer.prepare_training(run, pack, tokenizer))
+    pipeline.train(prepare_sft(run, pack, tokenizer))
     straight = load_file(run.work.payload / "model.safetensors")
     run = sft_run(tmp_path / "resumed", lora)
     with monkeypatch.context() as patch:
         stop_after(1, patch)
         with pytest.raises(Interrupted):
-            pipeline.train(sft_trainer.prepare_training(run, pack, tokenizer))
-    pipeline.train(sft_trainer.prepare_training(run, pack, tokenizer))
+            pipeline.train(prepare_sft(run, pack, tokenizer))
+    pipeline.train(prepare_sft(run, pack, tokenizer))
     resumed = load_file(run.work.payload / "model.safetensors")
     assert straight.keys() == resumed.keys()
     assert not [name for name in straight if not torch.equal(straight[name], resumed[name])]
@@ -79,17 +80,15 @@ def test_a_model_with_weights_that_are_not_finite_is_not_saved(tmp_path, tokeniz
     monkeypatch.setattr(RawTrainer, "compute_loss", explodes_at_the_last_step)
     run = sft_run(tmp_path)
     with pytest.raises(SnaketuneError, match=r"the training diverged and nothing of it is published"):
-        pipeline.train(sft_trainer.prepare_training(run, raw_rows(tmp_path), tokenizer))
+        pipeline.train(prepare_sft(run, raw_rows(tmp_path), tokenizer))
     assert not list(run.work.payload.iterdir())
 
 
 def test_no_rows_or_an_unknown_format_are_refused(tmp_path, tokenizer):
     with pytest.raises(SnaketuneError, match="no row to train on"):
-        pipeline.train(sft_trainer.prepare_training(sft_run(tmp_path), raw_rows(tmp_path / "none", rows=0), tokenizer))
+        pipeline.train(prepare_sft(sft_run(tmp_path), raw_rows(tmp_path / "none", rows=0), tokenizer))
     with pytest.raises(SnaketuneError, match=r"format_version '1.0'; expected '2.0' or '3.0'"):
-        pipeline.train(
-            sft_trainer.prepare_training(sft_run(tmp_path), raw_rows(tmp_path / "old", version="1.0"), tokenizer)
-        )
+        pipeline.train(prepare_sft(sft_run(tmp_path), raw_rows(tmp_path / "old", version="1.0"), tokenizer))
 
 
 def test_tool_calls_that_the_template_renders_differently_are_refused(tmp_path, tokenizer, monkeypatch):
@@ -111,7 +110,7 @@ def test_optimizer_and_schedule_are_those_of_the_config(tmp_path, tokenizer):
     settings = {"optimizer": "adafactor", "schedule": "cosine_with_min_lr", "schedule_options": {"min_lr_rate": 0.5}}
     training = Training.model_validate(run.spec.training.model_dump() | settings)
     run = replace(run, spec=run.spec.model_copy(update={"training": training}))
-    history = pipeline.train(sft_trainer.prepare_training(run, raw_rows(tmp_path), tokenizer)).run["history"]
+    history = pipeline.train(prepare_sft(run, raw_rows(tmp_path), tokenizer)).run["history"]
     assert min(entry["learning_rate"] for entry in history[1:]) > 0.5 * training.learning_rate
     saved = json.loads((run.checkpoints / "checkpoint-6/optimizer.json").read_text())
     assert "clip_threshold" in saved["groups"][0]

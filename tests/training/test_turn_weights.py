@@ -8,14 +8,15 @@ from torch.nn.functional import cross_entropy
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.corpus.rows import SCHEMAS, with_weights
-from snaketune.models.selftest import self_test
-from snaketune.packing.reader import EqualTokens, PackedRows
-from snaketune.packing.segments import layout_of
+from snaketune.engine.model.selftest import self_test
+from snaketune.engine.packing.rows import EqualTokens, PackedRows
+from snaketune.engine.packing.segments import layout_of
+from snaketune.engine.sft import SftTrainer
+from snaketune.packing.reader import open_rows
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encode_rows import encode_turns
 from snaketune.tokenization.turn_columns import conversation_turns
-from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import TrainingRun
+from snaketune.training.prepared import TrainingRun
 from tests.models.conftest import CPU, tiny_model
 from tests.packing import chain, test_turn_trees
 from tests.packing.test_turn_trees import reasoning_tokenizer  # noqa: F401
@@ -63,7 +64,7 @@ def test_packed_tokens_have_the_weight_of_their_turn(settings, tokenizer, tmp_pa
     flags = [
         {**row, "messages": [turn | {"weight": float(turn["weight"] > 0)} for turn in row["messages"]]} for row in ROWS
     ]
-    rows, same = (PackedRows(one, "train") for one in (pack, packed(tmp_path / "flags", tokenizer, flags, **settings)))
+    rows, same = (open_rows(one, "train") for one in (pack, packed(tmp_path / "flags", tokenizer, flags, **settings)))
     assert rows.weighted and len(rows) == len(same)
     for row, other in zip(rows, same):
         for name in ("input_ids", "labels", "segment_lengths"):
@@ -84,7 +85,7 @@ def test_packed_tokens_have_the_weight_of_their_turn(settings, tokenizer, tmp_pa
 
 def test_every_turn_of_a_tree_has_its_weight(reasoning_tokenizer, tmp_path):  # noqa: F811
     made = [{"id": str(n), "messages": weighted(test_turn_trees.conversation(1 + n % 4, n), n)} for n in range(12)]
-    rows = PackedRows(test_turn_trees.pack(tmp_path, made, reasoning_tokenizer), "train")
+    rows = open_rows(test_turn_trees.pack(tmp_path, made, reasoning_tokenizer), "train")
     assert rows.has_prefixes
     chat = ChatTokenizer.load(reasoning_tokenizer.folder)
     # A turn's own text is the last one of its branch or trunk.
@@ -107,7 +108,7 @@ def test_every_turn_of_a_tree_has_its_weight(reasoning_tokenizer, tmp_path):  # 
 
 
 def test_the_loss_is_torchs_weighted_mean(tokenizer, tmp_path):
-    rows = PackedRows(packed(tmp_path / "rows", tokenizer), "train")
+    rows = open_rows(packed(tmp_path / "rows", tokenizer), "train")
     model, plain = made_model(), made_model()
     plain.load_state_dict(model.state_dict())
     self_test(model, [rows], CPU, training=True)
@@ -139,7 +140,7 @@ def test_weighted_runs_resume_exactly_and_weights_that_are_equal_are_no_weights(
         train(tmp_path / name, rows, made.model_copy(update=further), model=made_model, every=1)
         return load_file(tmp_path / name / "payload.partial/model.safetensors")
 
-    rows = PackedRows(packed(tmp_path / "rows", tokenizer, length=64), "train")
+    rows = open_rows(packed(tmp_path / "rows", tokenizer, length=64), "train")
     copy_after(2, tmp_path / "straight", tmp_path / "resumed", monkeypatch)
     straight = weights_of("straight", rows)
     resumed = weights_of("resumed", rows)
@@ -156,7 +157,7 @@ def test_weighted_runs_resume_exactly_and_weights_that_are_equal_are_no_weights(
             {**row, "messages": [turn | {"weight": weight * (turn["role"] == "assistant")} for turn in row["messages"]]}
             for row in ROWS
         ]
-        own = PackedRows(packed(tmp_path / f"same-{weight}", tokenizer, same, length=64), "train")
+        own = open_rows(packed(tmp_path / f"same-{weight}", tokenizer, same, length=64), "train")
         results.append(weights_of(f"run-{weight}", own))
     for name, one in results[0].items():
         torch.testing.assert_close(one, results[1][name], rtol=1e-4, atol=1e-6)

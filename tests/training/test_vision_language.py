@@ -13,15 +13,15 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from snaketune.config.base_models import Pretrained
 from snaketune.config.lora import Lora
 from snaketune.diagnostics.run_checks import check_tokenizer_match
+from snaketune.engine.model.flops import count_flops
+from snaketune.engine.model.text_part import other_parameters
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import AdapterStack
-from snaketune.models.adapters import add_lora
-from snaketune.models.flops import count_flops
 from snaketune.models.load_model import load_pretrained, read_config
+from snaketune.models.lora import add_lora
 from snaketune.models.memory import MicroBatch, trace_model
-from snaketune.models.text_part import other_parameters
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.training.checkpoint import other_parts, save_model
+from snaketune.training import other_parts, save_model
 from tests.models.conftest import CPU
 
 from .test_save_model import IDS, Kinds

@@ -19,13 +19,13 @@ import pytest
 from transformers.integrations import TensorBoardCallback
 
 from snaketune.config.tracking import Tracking
-from snaketune.packing.reader import PackedRows
+from snaketune.engine.features import TrainingFeatures
+from snaketune.engine.sft import SftTrainer
+from snaketune.packing.reader import open_rows
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.tracking.curves import Curves, TrackedRun
-from snaketune.training.checkpoint import checkpoints
-from snaketune.training.loop import pipeline
-from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import PreparedTraining, TrainingRun
+from snaketune.training import pipeline
+from snaketune.training.prepared import PreparedTraining, TrainingRun
 from tests.models.conftest import CPU, tiny_model
 from tests.training.executed import executed, made_by
 
@@ -49,7 +49,7 @@ def train(root: Path, fingerprint: str, tracking: Tracking | None, name: str = "
         compute=CPU,
         tracked=tracked,
     )
-    rows = PackedRows(read_pack(root), "train")
+    rows = open_rows(read_pack(root), "train")
     initial = made_by(lambda *_: tiny_model("llama"))
     pipeline.train(PreparedTraining(trainer_class=SftTrainer, rows=rows, run=run, initial=initial))
 
@@ -72,7 +72,7 @@ def killed_at(where: str, patch: pytest.MonkeyPatch) -> None:
 
         patch.setattr(Curves, "on_log", logged)
     else:
-        on_save = checkpoints.CheckpointMixin.on_save
+        on_save = TrainingFeatures.on_save
 
         def saved(self, args, state, control, **more):
             if what == "save":
@@ -80,7 +80,7 @@ def killed_at(where: str, patch: pytest.MonkeyPatch) -> None:
             on_save(self, args, state, control, **more)
             kill(state.global_step)
 
-        patch.setattr(checkpoints.CheckpointMixin, "on_save", saved)
+        patch.setattr(TrainingFeatures, "on_save", saved)
 
 
 def fill_disk_at(step: int, patch: pytest.MonkeyPatch) -> None:

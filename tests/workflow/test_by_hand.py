@@ -215,7 +215,7 @@ def test_only_what_a_target_needs_is_run_and_logged(project):
     assert "stale: " not in shown
 
 
-LOSS = "workflow/snaketune/training/preference/dpo_loss.py"
+LOSS = "workflow/snaketune/engine/preference_losses.py"
 
 
 @pytest.mark.slow

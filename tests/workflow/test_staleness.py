@@ -187,25 +187,25 @@ CODE = {
     "tokenization/creation/train.py": TOKENIZER,
     "tokenization/tokenize.py": TOKENS | SFT,
     "tokenization/corpus_part.py": TOKENS | SFT,
-    "packing/best_fit.py": PACK_SFT,
+    "engine/packing/best_fit.py": PACK_SFT,
     "packing/write.py": {"write", "pack"} | SFT,
     "packing/shard_writer.py": {"write", "pack"} | SFT,
     # The entry by which a pack identifies its pairs.
     "packing/same_pairs.py": {"pack"} | SFT,
     "packing/reader.py": {"pack"} | SFT,
-    "packing/segments.py": {"pack"} | SFT,
+    "engine/packing/segments.py": {"pack"} | SFT,
     "training/sft.py": SFT,
-    "training/loop/sft_trainer.py": SFT,
-    "training/loop/trl_trainer.py": SFT,
+    "engine/sft.py": SFT,
+    "training/trl_trainer.py": SFT,
     "training/ref_logps.py": REF,
     "training/reference/gather.py": REF,
     "training/reference/compute.py": REF,
-    "training/preference/dpo_loss.py": DPO,
-    "training/preference/pair_logps.py": DPO,
-    "training/preference/dpo_monitor.py": DPO,
+    "engine/preference_losses.py": DPO,
+    "engine/pair_logps.py": DPO,
+    "engine/preference_monitor.py": DPO,
     "config/losses.py": set(),
     "training/dpo.py": DPO,
-    "training/preference/dpo_trainer.py": DPO,
+    "engine/dpo.py": DPO,
     "evaluation/exact_match.py": EVAL,
     "publishing/cards/card.py": CARD,
     "publishing/cards/card_text.py": CARD,
@@ -215,13 +215,13 @@ CODE = {
     "stages/cache/work_folders.py": set(),
     "tables.py": TOKENIZER,
     "artifacts/manifest.py": set(),
-    "training/checkpoint/checkpoints.py": SFT,
-    "training/checkpoint/optimizer_states.py": SFT,
+    "engine/checkpoints.py": SFT,
+    "engine/optimizer_states.py": SFT,
     "training/launch/processes.py": SFT,
     "training/launch/worker.py": SFT,
-    "models/selftest.py": SFT,
+    "engine/model/selftest.py": SFT,
     "stages/host/gpus.py": set(),
-    "stages/progress.py": set(),
+    "progress.py": set(),
     "config/training_runs.py": set(),
 }
 
@@ -263,11 +263,11 @@ def test_editing_a_module_reruns_the_stages_whose_result_it_shapes(finished, pac
 
 
 def test_snakemake_sees_an_edited_module(finished, package):
-    path = package / "training/preference/dpo_loss.py"
+    path = package / "engine/preference_losses.py"
     path.write_text(path.read_text(encoding="utf-8") + "\n\n# A comment changes nothing.\n", encoding="utf-8")
     assert finished.stale() == set()
     path.write_text(path.read_text(encoding="utf-8") + "\n\nNEW_CONSTANT = 1\n", encoding="utf-8")
-    assert finished.stale() == CODE["training/preference/dpo_loss.py"]
+    assert finished.stale() == CODE["engine/preference_losses.py"]
 
 
 def test_a_corpus_edit_that_yields_the_same_rows_computes_nothing_after_it(project):

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from snaketune.artifacts.manifest import write_json
 from snaketune.config.operation import Execution
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
+from snaketune.files import write_json
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.host.launch_command import OPERATION_FILE
 from snaketune.stages.job import result_at

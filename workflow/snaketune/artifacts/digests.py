@@ -1,22 +1,10 @@
-"""Digests: XXH3-128 for payload files (memory speed), SHA-256 for small structured values."""
+"""Digests of values: XXH3-128 of a file's content, SHA-256 of small structured values."""
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 import xxhash
-
-from snaketune.errors import SnaketuneError
-
-
-def digest_file(path: Path) -> str:
-    """Return the XXH3-128 digest of a file's content, as `xxh3:<32 hex digits>`."""
-    try:
-        with path.open("rb") as file:
-            return f"xxh3:{hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}"
-    except OSError as error:
-        raise SnaketuneError(f"{path} can't be read: {error.strerror}") from None
 
 
 def digest_bytes(content: bytes) -> str:

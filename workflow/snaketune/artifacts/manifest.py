@@ -6,15 +6,15 @@ The same work gives the same manifest, byte for byte; what differs from run to r
 import json
 import os
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.digests import digest_file, digest_json
+from snaketune.artifacts.digests import digest_json
 from snaketune.artifacts.plain_json import parse_json
 from snaketune.errors import SnaketuneError
+from snaketune.files import digest_file, write_json
 
 # Beside the manifest: size, time and inode of each file when it was published.
 PUBLISHED = ".published.json"
@@ -125,20 +125,6 @@ def _is_inside(name: str) -> bool:
     return "\0" not in name and all(part not in ("", ".", "..") for part in name.split("/"))
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON with sorted keys and an indent of two, atomically and flushed, so that a power cut leaves no half a file."""
-    text = json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    partial = path.with_name(f".{path.name}.partial")
-    partial.unlink(missing_ok=True)
-    # Mode x never writes through a link that another user put there.
-    with partial.open("x", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    sync_names(path.parent)
-
-
 def read_json(path: str | Path, default: Any) -> Any:
     """Read a JSON file; `default` if there is none, it is damaged, or its value isn't of the default's type."""
     try:
@@ -146,15 +132,6 @@ def read_json(path: str | Path, default: Any) -> Any:
     except (OSError, ValueError):
         return default
     return content if isinstance(content, type(default)) else default
-
-
-def sync_names(folder: Path) -> None:
-    """Flush the entries of a folder to disk: which names exist, not the files' content."""
-    entries = os.open(folder, os.O_RDONLY)
-    # Some network file systems don't support it.
-    with suppress(OSError):
-        os.fsync(entries)
-    os.close(entries)
 
 
 def write_manifest(path: Path, manifest: dict[str, Any]) -> None:

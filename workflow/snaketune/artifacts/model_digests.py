@@ -13,8 +13,9 @@ from typing import Any
 
 import xxhash
 
-from snaketune.artifacts.digests import digest_bytes, digest_file, digest_json
+from snaketune.artifacts.digests import digest_bytes, digest_json
 from snaketune.errors import SnaketuneError
+from snaketune.files import digest_file
 
 # The names by which transformers finds weights.
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

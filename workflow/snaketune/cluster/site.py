@@ -19,8 +19,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from snaketune.cluster.slurm import fields, megabytes, run_slurm, valid_names
 from snaketune.config.base import Model, PositiveInt
-from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
+from snaketune.suggestions import unknown
 
 GPUS = re.compile(r"gpu(?::(?P<model>[^:,()]+))?:(?P<count>\d+)")
 # The executor checks its jobs every three minutes or more often; for a job that SLURM has forgotten by then it waits forever.

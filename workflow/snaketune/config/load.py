@@ -17,10 +17,10 @@ from snaketune.config.model_files import check_model_files
 from snaketune.config.references import check_publish_targets, check_references
 from snaketune.config.score_names import check_sort_by
 from snaketune.config.secrets import find_secret
-from snaketune.config.suggestions import unknown
 from snaketune.config.training_runs import snapshots_of
 from snaketune.config.workflow import Variants, Workflow
 from snaketune.errors import SnaketuneError
+from snaketune.suggestions import unknown
 
 # pydantic puts the names of union members into the location of an error, between the keys.
 MEMBER_OF_UNION = re.compile(r"Pretrained|Scratch|(literal|tuple|constrained|function-after)\b.*|bool")

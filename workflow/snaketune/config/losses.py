@@ -1,47 +1,16 @@
 """The losses of `dpo:` and their keys. A key that none of the configured losses uses is refused."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import fields
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from snaketune.config.base import Fraction, Model, PositiveFloat, PositiveInt
-from snaketune.config.suggestions import unknown
+from snaketune.engine import preference_settings
+from snaketune.engine.preference_settings import NEEDS, WEIGHTED, WINDOW, PreferenceSettings
+from snaketune.suggestions import unknown
 
-
-@dataclass(frozen=True, kw_only=True)
-class Needs:
-    """Requirements of a loss."""
-
-    reference: bool = True  # whether it needs log-probabilities of a reference model
-    unpaired: bool = False  # whether it takes labelled single completions instead of pairs
-    diverges: bool = False  # whether it is of a difference of scores, so that `f_divergence_type` is defined for it
-    reads: tuple[str, ...] = ()  # the keys that it uses, besides `beta`
-
-
-SMOOTHED, WEIGHTED = ("label_smoothing",), ("desirable_weight", "undesirable_weight")
-NEEDS: dict[str, Needs] = {
-    "sigmoid": Needs(diverges=True, reads=SMOOTHED),
-    "ipo": Needs(diverges=True),
-    "hinge": Needs(diverges=True),
-    "robust": Needs(diverges=True, reads=SMOOTHED),
-    "exo_pair": Needs(diverges=True, reads=SMOOTHED),
-    "nca_pair": Needs(),
-    "bco_pair": Needs(),
-    "sppo_hard": Needs(),
-    "apo_zero": Needs(),
-    "apo_down": Needs(),
-    "discopop": Needs(diverges=True, reads=("discopop_tau",)),
-    "sigmoid_norm": Needs(diverges=True),
-    "aot": Needs(reads=SMOOTHED),
-    "simpo": Needs(reference=False, reads=(*SMOOTHED, "simpo_gamma")),
-    "orpo": Needs(reference=False),
-    "cpo": Needs(reference=False, reads=(*SMOOTHED, "cpo_alpha")),
-    "sft": Needs(reference=False, diverges=True),
-    "kto": Needs(unpaired=True, reads=WEIGHTED),
-    "apo_zero_unpaired": Needs(unpaired=True, reads=WEIGHTED),
-}
 LossName = Literal[tuple(NEEDS)]  # pyrefly: ignore[invalid-literal]
 # Keys that only some losses use.
 SPECIAL_KEYS = (
@@ -66,8 +35,6 @@ SUGGESTIONS = {
     "sppo": "`sppo_hard`",
     "apo": "`apo_zero` or `apo_down`",
 }
-# Steps of a window: enough to separate a trend from the noise of single batches.
-WINDOW = 20
 
 
 class StopIf(Model):
@@ -143,6 +110,19 @@ class PreferenceLoss(Model):
         """Every loss with its weight, in the order of `NEEDS`, so that the order in the config has no effect."""
         given = self.loss if isinstance(self.loss, Mapping) else {self.loss: 1.0}
         return {name: given[name] for name in NEEDS if name in given}
+
+    @property
+    def settings(self) -> PreferenceSettings:
+        """The same for the engine."""
+        names = {field.name for field in fields(PreferenceSettings)} & type(self).model_fields.keys() - {"stop_if"}
+        stop_if = None
+        if limits := self.stop_if:
+            stop_if = preference_settings.StopIf(
+                thresholds=limits.thresholds, from_step=limits.from_step, window=limits.window
+            )
+        external = getattr(self, "reference", None) is not None
+        values = {name: getattr(self, name) for name in names}
+        return PreferenceSettings(weights=self.weights, stop_if=stop_if, external_reference=external, **values)
 
     @property
     def needs_reference(self) -> bool:

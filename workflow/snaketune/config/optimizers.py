@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo
 
 from snaketune.config.base import Fraction, PositiveFloat, PositiveInt
-from snaketune.config.suggestions import unknown
+from snaketune.suggestions import unknown
 
 Curve = Literal["linear", "cosine", "1-sqrt"]
 # Default of `lr_end` in transformers.

@@ -9,10 +9,10 @@ from snaketune.config.evaluations import Evaluation
 from snaketune.config.held_out import NEEDS_REFERENCE, OF_SFT, RaceMetric
 from snaketune.config.optimizers import OPTIMIZERS, SCHEDULES, missing_package
 from snaketune.config.packing import Packing
-from snaketune.config.suggestions import unknown
 from snaketune.config.training_runs import Dpo, Sft, Training
 from snaketune.config.workflow import Gguf, Merge, Push, Variants, Workflow
 from snaketune.errors import SnaketuneError
+from snaketune.suggestions import unknown
 
 
 def check_references(config: Workflow, variants: Variants) -> None:

@@ -1,9 +1,9 @@
 """The values of `report.sort_by`: paths of scores in an evaluation's scores.json."""
 
 from snaketune.config.references import missing_answers_hint
-from snaketune.config.suggestions import unknown
 from snaketune.config.workflow import Variants, Workflow
 from snaketune.errors import SnaketuneError
+from snaketune.suggestions import unknown
 
 # Preference scores that need a reference.
 REWARDS = ("reward_accuracy", "reward_margin_nats", "chosen_reward_nats", "rejected_reward_nats")

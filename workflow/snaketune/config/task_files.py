@@ -17,9 +17,9 @@ import yaml
 
 from snaketune.config.base import check_plain, is_local_path
 from snaketune.config.secrets import nested
-from snaketune.config.suggestions import unknown
 from snaketune.config.workflow import Workflow
 from snaketune.errors import SnaketuneError
+from snaketune.suggestions import unknown
 
 TASKS = (".yaml", ".yml")
 DATA = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".txt")

@@ -30,7 +30,7 @@ from snaketune.corpus.selecting.spool import ROWS_PER_BATCH, Spool
 from snaketune.corpus.selecting.words import compared_texts
 from snaketune.errors import SnaketuneError
 from snaketune.patterns import TooSlow, search
-from snaketune.stages.progress import progress
+from snaketune.progress import progress
 from snaketune.stages.specs import CorpusSpec
 
 MAX_CHARACTERS = 2**32 - 1

@@ -13,7 +13,7 @@ from snaketune.corpus.excerpts import excerpt
 from snaketune.corpus.first_pass import Scan, SourceCounts
 from snaketune.corpus.rows import ORDER_COLUMN, SCHEMAS, id_of, with_weights
 from snaketune.corpus.selecting.spool import ROWS_PER_BATCH
-from snaketune.stages.progress import progress
+from snaketune.progress import progress
 
 GROUPS_SHOWN = 1000
 ROWS_SHOWN = 20

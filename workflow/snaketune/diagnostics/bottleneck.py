@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.artifacts.manifest import Artifact
 from snaketune.diagnostics.comparison import Timing, compared_tokens, figures_of, machine_notes
 from snaketune.diagnostics.settings import WORTH, Setting, micro_batch, padding, parts_of_step, tried
 from snaketune.diagnostics.timing_files import MEASURED
+from snaketune.files import write_json
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Stage, any_number, exactly_one
 from snaketune.stages.outcome import Outcome
@@ -49,7 +50,7 @@ def build(
 ) -> Outcome:
     """Fill `work.payload` with `doctor.json` and `doctor.md`. Args: timings: round by round, the variants in their order."""
     from snaketune.training.autotune.batch_plan import CURVE
-    from snaketune.training.loop.preflight_record import FINDINGS
+    from snaketune.training.preflight_record import FINDINGS
 
     def read(result: Artifact, name: str) -> Any:
         return json.loads(result.file(name).read_text(encoding="utf-8"))

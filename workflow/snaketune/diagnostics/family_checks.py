@@ -12,18 +12,19 @@ from snaketune.diagnostics import run_checks
 from snaketune.diagnostics.environment import check_disk_space, check_file_system, check_hub
 from snaketune.diagnostics.leaks import check_leaks
 from snaketune.diagnostics.new_tokens import check_new_tokens
+from snaketune.engine.model.devices import resolve_compute
+from snaketune.engine.packing.rows import PackedRows
+from snaketune.engine.packing.shards import RAW_FORMAT_VERSION
 from snaketune.errors import SnaketuneError
-from snaketune.models.devices import resolve_compute
 from snaketune.models.load_model import read_config, scratch_config
 from snaketune.models.memory import trace_model
-from snaketune.packing.reader import PackedRows
-from snaketune.packing.shards import RAW_FORMAT_VERSION
+from snaketune.packing.reader import open_rows
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.findings import Finding
 from snaketune.stages.specs import PreflightRun, PreflightSpec
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.autotune.machine_check import check_machine
-from snaketune.training.checkpoint.save_model import choose_dtype
+from snaketune.training.save_model import choose_dtype
 
 
 def check_family(
@@ -58,7 +59,7 @@ def check_family(
 
 def _rows_of(packs: list[Artifact]) -> list[PackedRows | None]:
     """Return the training rows of the packs; None for raw ones."""
-    return [None if _is_raw(pack) else PackedRows(pack, "train") for pack in packs]
+    return [None if _is_raw(pack) else open_rows(pack, "train") for pack in packs]
 
 
 def _is_raw(pack: Artifact) -> bool:
@@ -89,7 +90,7 @@ def _check_run(run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack
         # What the training itself checks when it starts.
         compute = resolve_compute(training.precision)
         config = read_config(spec.base) or scratch_config(spec.base, chat)
-        rows = PackedRows(pack, "train")
+        rows = open_rows(pack, "train")
         summed = sft and run.run.loss == "nll" and not rows.weighted
         found = check_machine(run.run, operation, compute, config, rows, dropout=sft, summed=summed)
     except SnaketuneError as error:

@@ -11,10 +11,10 @@ import numpy as np
 from transformers import PretrainedConfig
 
 from snaketune.config.base_models import Pretrained
-from snaketune.models.devices import Compute
+from snaketune.engine.model.devices import Compute
+from snaketune.engine.packing.rows import PackedRows
 from snaketune.models.load_model import own_tokenizer
 from snaketune.models.memory import TracedModel, trace_model
-from snaketune.packing.reader import PackedRows
 from snaketune.stages.findings import Finding
 from snaketune.stages.specs import PreflightRun
 from snaketune.tokenization.chat import ChatTokenizer

@@ -29,8 +29,8 @@ FIGURES = {
 
 def measure_node(folder: Path) -> dict[str, Any]:
     """Return the measurements of this node, and its device and driver settings. Args: folder: on the disk to measure."""
-    from snaketune.models.device_speed import probe
-    from snaketune.models.devices import resolve_compute
+    from snaketune.engine.model.device_speed import probe
+    from snaketune.engine.model.devices import resolve_compute
 
     device = resolve_compute("auto").device
     return {

@@ -9,7 +9,8 @@ report. They depend on machine and time, so they are made again wherever the sta
 
 from pathlib import Path
 
-from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.artifacts.manifest import Artifact
+from snaketune.files import write_json
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Cost, Stage, any_number, exactly_one
 from snaketune.stages.findings import Finding, report_findings
@@ -54,7 +55,7 @@ def build(
         evaluated: those whose held-out rows the runs' models are evaluated on.
     """
     from snaketune.diagnostics.family_checks import check_family
-    from snaketune.training.loop.preflight_record import FINDINGS
+    from snaketune.training.preflight_record import FINDINGS
 
     # Several runs may share a finding.
     findings = list(dict.fromkeys(check_family(spec, work.folder, tokenizer, packs, corpora, evaluated)))

@@ -9,8 +9,8 @@ from transformers import PretrainedConfig
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.optimizers import OPTIMIZERS
+from snaketune.engine.model.training_noise import draws_in_training
 from snaketune.evaluation.race import MIN_ROWS
-from snaketune.models.training_noise import draws_in_training
 from snaketune.stages.findings import Finding
 from snaketune.stages.specs import PreflightEvaluation, PreflightRun
 from snaketune.tables import read_table

@@ -17,24 +17,26 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
 from snaketune.diagnostics.step_profile import PROFILED_STEPS, profiler_of, shares_of_parts
 from snaketune.diagnostics.timing_files import MEASURED, TRACE
+from snaketune.engine.features import TrainingFeatures
+from snaketune.engine.model.device_speed import probe
+from snaketune.engine.model.devices import keep_freed_memory
+from snaketune.engine.throughput import GB
 from snaketune.errors import SnaketuneError
-from snaketune.models.device_speed import probe
-from snaketune.models.devices import keep_freed_memory
+from snaketune.files import write_json
 from snaketune.stages.cache.libraries import installed_version
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.findings import report_findings
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec, TimingSpec
 from snaketune.training.launch.worker import is_main_process
-from snaketune.training.loop import sft_trainer
-from snaketune.training.loop.pipeline import examine_machine, ready_trainer
-from snaketune.training.loop.throughput import GB
-from snaketune.training.loop.trainer import BaseTrainer, PreparedTraining, TrainingRun
-from snaketune.training.preference import dpo_trainer
+from snaketune.training.pipeline import examine_machine, ready_trainer, take_steps
+from snaketune.training.prepared import PreparedTraining, TrainingRun
+from snaketune.training.prepared_dpo import prepare_dpo
+from snaketune.training.prepared_sft import prepare_sft
 
 WINDOWS = 10
 
@@ -53,9 +55,9 @@ def time_training(
         result.files()
     run = TrainingRun.of(spec.run, operation, work)
     if isinstance(spec.run, SftSpec):
-        training = sft_trainer.prepare_training(run, pack, tokenizer, model)
+        training = prepare_sft(run, pack, tokenizer, model)
     else:
-        training = dpo_trainer.prepare_training(run, model, pack, *ref_logps)
+        training = prepare_dpo(run, model, pack, *ref_logps)
     check = examine_machine(training)
     if small := [finding.problem for finding in check.findings if finding.certain and finding.key == "training"]:
         # Too little memory is a measurement, like running out of it.
@@ -77,7 +79,7 @@ def time_training(
 class TimedSteps(TrainerCallback):
     """Has the Trainer log a line after each window, and ends the training after the last one, or after the profiled steps."""
 
-    def __init__(self, trainer: BaseTrainer, steps: int, profiler: torch.profiler.profile | None):
+    def __init__(self, trainer: TrainingFeatures, steps: int, profiler: torch.profiler.profile | None):
         self.meter, self.profiler, self.profiled = trainer.meter, profiler, False
         self.window = max(1, steps // WINDOWS)
         # The first window is the warm-up.
@@ -106,13 +108,13 @@ class TimedSteps(TrainerCallback):
 
 
 def _measure(training: PreparedTraining, spec: TimingSpec) -> dict[str, Any]:
-    with ready_trainer(training) as trainer:
+    with ready_trainer(training) as (trainer, loaded):
         args, device = trainer.args, trainer.meter.device
         args.save_strategy, args.logging_strategy, args.logging_first_step = "no", "no", False
         timed = TimedSteps(trainer, spec.steps, profiler_of(device) if spec.profile else None)
         trainer.add_callback(timed)
         trainer.compile()
-        trainer.train()
+        take_steps(trainer, training.run.work)
         lines = [entry for entry in trainer.state.log_history if "loss" in entry]
         if len(lines) < 2:
             raise SnaketuneError(
@@ -138,7 +140,7 @@ def _measure(training: PreparedTraining, spec: TimingSpec) -> dict[str, Any]:
             "mfu": throughput["mfu_computed_median"],
             "parts": shares_of_parts(timed.profiler, device, step_seconds) if timed.profiled else {},
             "compiled": trainer.compiled,
-            "kernel": trainer.checked.about.get("kernel", "its own attention"),
+            "kernel": loaded.about.get("kernel", "its own attention"),
             "micro_batch_rows": args.per_device_train_batch_size,
             "accumulation": args.gradient_accumulation_steps,
             "gradient_checkpointing": args.gradient_checkpointing,

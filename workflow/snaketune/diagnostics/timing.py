@@ -5,10 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
 from snaketune.diagnostics.timing_files import MEASURED
 from snaketune.errors import SnaketuneError
+from snaketune.files import write_json
 from snaketune.stages.cache import libraries
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import TRAINING, ModelCost, Stage, any_number, exactly_one

@@ -10,9 +10,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
 from snaketune.config.evaluations import Decoding
+from snaketune.engine.model.devices import Compute
 from snaketune.evaluation.decoding import StopOnText, cut, processors
-from snaketune.models.devices import Compute
-from snaketune.stages.progress import progress
+from snaketune.progress import progress
 from snaketune.tokenization.chat import ChatTokenizer
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from snaketune.engine.model.devices import Compute
+from snaketune.engine.model.logit_differences import TOLERANCE, difference_quantile, largest_differences, scale_of
+from snaketune.engine.model.selftest_rows import ordinary_ids
 from snaketune.errors import SnaketuneError, first_line
 from snaketune.evaluation.generation import left_padded, use_plain_generation
-from snaketune.models.devices import Compute
-from snaketune.models.logit_differences import TOLERANCE, difference_quantile, largest_differences, scale_of
-from snaketune.models.selftest_rows import ordinary_ids
 from snaketune.tokenization.chat import ChatTokenizer
 
 # Prompt lengths; the longest exceeds common windows and chunks.

@@ -7,13 +7,13 @@ import pyarrow as pa
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from snaketune.engine.model.devices import Compute
+from snaketune.engine.model.logprobs import losses_by_batch
+from snaketune.engine.model.packing_support import choose_kernel
+from snaketune.engine.model.passed_test import PassedTest
+from snaketune.engine.model.selftest import self_test
+from snaketune.engine.packing.rows import PackedRows
 from snaketune.evaluation.score_intervals import per_token_interval
-from snaketune.models.devices import Compute
-from snaketune.models.logprobs import losses_by_batch
-from snaketune.models.packing_support import choose_kernel
-from snaketune.models.passed_test import PassedTest
-from snaketune.models.selftest import self_test
-from snaketune.packing.reader import PackedRows
 
 # `losses.arrow`. document: index in the packed rows, the same for all models that are evaluated on them; loss_nats: summed
 # negative log-probabilities of its supervised tokens; tokens: their number. Documents without supervised tokens are excluded.

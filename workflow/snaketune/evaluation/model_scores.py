@@ -20,8 +20,11 @@ import numpy as np
 import pyarrow as pa
 from transformers import PretrainedConfig, PreTrainedModel
 
-from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.artifacts.manifest import Artifact
 from snaketune.config.evaluations import Decoding
+from snaketune.engine.model.attention import use_own_attention
+from snaketune.engine.model.devices import Compute, resolve_compute, use_threads
+from snaketune.engine.model.parameters import parameter_count
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.exact_match import Prompt, Response, choose_prompts, judge, summarize
 from snaketune.evaluation.generation import generate
@@ -30,11 +33,10 @@ from snaketune.evaluation.held_out import LOSSES, choose_forward, held_out_loss
 from snaketune.evaluation.preference_accuracy import PAIRS, comparable_references, held_out_preferences
 from snaketune.evaluation.response_cache import ResponseCache, prompt_digest
 from snaketune.evaluation.tasks import prepared_tasks, run_tasks
+from snaketune.files import write_json
 from snaketune.models.adapter_stack import AdapterStack
-from snaketune.models.attention import use_own_attention
-from snaketune.models.devices import Compute, resolve_compute, use_threads
-from snaketune.models.load_model import parameter_count, set_special_tokens
-from snaketune.packing.reader import PackedRows
+from snaketune.models.load_model import set_special_tokens
+from snaketune.packing.reader import open_rows
 from snaketune.stages.cache.fingerprint import cached_entries
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
@@ -42,7 +44,7 @@ from snaketune.stages.specs import EvalSpec
 from snaketune.tables import read_table, write_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.template import Refused
-from snaketune.training.loop.passed_tests import record_of_evaluation
+from snaketune.training.passed_tests import record_of_evaluation
 
 
 def score_model(
@@ -87,7 +89,7 @@ def score_model(
                 f"eval.tasks: lm-evaluation-harness generates with the cache, and that of {loaded.config.model_type} gives "
                 "other logits than its forward; remove the tasks from this model's evaluation"
             )
-        held_out = [PackedRows(pack, "held_out") for pack in packs]
+        held_out = [open_rows(pack, "held_out") for pack in packs]
         compute, about, run = choose_forward(
             loaded, config, held_out, compute, record_of_evaluation(loaded.config, packs, work, compute)
         )

@@ -7,10 +7,11 @@ import pyarrow as pa
 import torch
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.engine.model.devices import Compute
+from snaketune.engine.model.logprobs import all_pair_logprobs
+from snaketune.engine.packing.rows import PackedRows
 from snaketune.evaluation.score_intervals import mean_interval, share_interval
-from snaketune.models.devices import Compute
-from snaketune.models.logprobs import all_pair_logprobs
-from snaketune.packing.reader import PackedRows, documents
+from snaketune.packing.reader import documents
 from snaketune.training.reference.logps_table import Reference, is_comparable, read_ref_logps
 
 # `pairs.arrow`. source: index of the pair's source in the corpus, from 0. logp: summed log-probabilities in nats, over so many

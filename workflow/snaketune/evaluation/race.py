@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.score_intervals import student
+from snaketune.files import write_json
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Stage, any_number
 from snaketune.stages.outcome import Outcome

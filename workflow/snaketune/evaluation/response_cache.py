@@ -14,7 +14,7 @@ from snaketune.stages.cache.libraries import installed_version
 from snaketune.stages.cache.row_store import RowStore
 
 # Modules whose code affects responses: generation, merging of adapters, the model's own attention.
-CODE = ("snaketune.evaluation.generation", "snaketune.models.adapter_stack", "snaketune.models.attention")
+CODE = ("snaketune.evaluation.generation", "snaketune.models.adapter_stack", "snaketune.engine.model.attention")
 LIBRARIES = ("torch", "transformers", "peft")
 
 

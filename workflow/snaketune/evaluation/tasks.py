@@ -16,11 +16,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from snaketune.config.evaluations import TaskSettings
-from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError, first_line
 from snaketune.evaluation.score_intervals import SHARES, t_interval
 from snaketune.evaluation.task_code import refuse_code
 from snaketune.stages.host.disk_errors import disk_error_message
+from snaketune.suggestions import unknown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

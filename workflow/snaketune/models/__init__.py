@@ -1,1 +1,1 @@
-"""Models: loading, attention over segments, log-probabilities and losses, devices."""
+"""Models of the config and of results: loading, adapter stacks, estimated memory."""

@@ -111,7 +111,7 @@ class AdapterStack:
 
     def _merged(self) -> PreTrainedModel:
         """Return the top result as its run would have merged it."""
-        from snaketune.models.adapters import cast_parameters, load_adapter, merge
+        from snaketune.engine.model.adapters import cast_parameters, load_adapter, merge
 
         top, saved = self.results[0], stored_dtype(self.config())
         base = replace(self, results=self.results[1:]).load(getattr(torch, top.manifest["base_dtype"]))

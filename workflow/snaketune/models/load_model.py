@@ -13,9 +13,9 @@ from transformers.utils import ADAPTER_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAF
 from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.lora import Quantization
 from snaketune.config.model_files import check_index, check_model_files, texts
+from snaketune.engine.model.text_part import auto_class, freeze_other_parts
 from snaketune.errors import SnaketuneError, first_line
 from snaketune.models.rope_scaling import check_scaled, scaled_config
-from snaketune.models.text_part import auto_class, freeze_other_parts
 from snaketune.tokenization.chat import ChatTokenizer
 
 # Names of reserved tokens, which base models aren't trained on.
@@ -46,7 +46,7 @@ def load_pretrained(
     base: Pretrained, *, weights_dtype: torch.dtype, quantization: Quantization | None = None
 ) -> PreTrainedModel:
     """Load a causal language model from a local folder or the Hub, or the one in a vision-language model
-    (`models.text_part`). SnaketuneError: there is no such model, it has no safetensors, weights are missing, or weights are in
+    (`text_part`). SnaketuneError: there is no such model, it has no safetensors, weights are missing, or weights are in
     other folders."""
     _check_own_weights(base)
     config = read_config(base)
@@ -266,13 +266,3 @@ def set_special_tokens(model: PreTrainedModel, chat: ChatTokenizer) -> None:
     # Some bases have contradictory sampling settings, which transformers loads, but refuses to save if the config was edited.
     # The hash marks it as unedited; otherwise saving would fail at the end of the training.
     model.generation_config._original_object_hash = hash(model.generation_config)
-
-
-def parameter_count(model: torch.nn.Module) -> int:
-    """Return the number of parameters; tied ones count once, packed 4-bit ones by their unpacked size."""
-    return sum(map(parameter_numel, model.parameters()))
-
-
-def parameter_numel(parameter: torch.nn.Parameter) -> int:
-    """Return the number of elements of a parameter; 4-bit weights store two per byte."""
-    return parameter.numel() * (2 if type(parameter).__name__ == "Params4bit" and parameter.dtype == torch.uint8 else 1)

@@ -13,7 +13,7 @@ states        `config.optimizers.OPTIMIZERS`, 4 bytes or 1 byte each; bitsandbyt
               4096 elements in 32 bits; Adafactor stores rows + columns per matrix (Shazeer and Stern, 2018)
 activations   traced: a micro-batch runs through the decoder in `FakeTensorMode`, with adapters as in training, while autograd's
               saved tensors are counted. With gradient checkpointing: the inputs of the layers, and one layer
-head          `models.chunked_head`: hidden states and their gradient, the weight's cast and gradient, the logits of a chunk
+head          `chunked_head`: hidden states and their gradient, the weight's cast and gradient, the logits of a chunk
 
 FSDP and ZeRO 3 shard weights, gradients and states and gather two layers at a time; ZeRO 2 shards gradients and states.
 Measured accuracy: `docs/LOG.md`; compiled layers save fewer activations than estimated. A Llama of 22.9M parameters on an H100
@@ -43,19 +43,18 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.config.lora import Lora, Quantization
 from snaketune.config.optimizers import OPTIMIZERS
-from snaketune.models.attention import use_segment_attention
-from snaketune.models.compiling import layers_of
-from snaketune.models.cpu_attention import attend_by_blocks
-from snaketune.models.devices import Compute
-from snaketune.models.flops import FlopCount, count_flops
-from snaketune.models.fused_cross_entropy import CHUNK_LOGITS, MIN_CHUNK_ROWS, SAVED_LOGITS
-from snaketune.models.kernels import SEPARATE
-from snaketune.models.load_model import parameter_count
-from snaketune.models.mixers import set_segments
-from snaketune.models.packing_support import forward_inputs, unloaded_model
-from snaketune.models.text_part import model_class
-from snaketune.models.trainable import train_only
-from snaketune.packing.segments import layout
+from snaketune.engine.model.attention import use_segment_attention
+from snaketune.engine.model.compiling import layers_of
+from snaketune.engine.model.cpu_attention import attend_by_blocks
+from snaketune.engine.model.devices import Compute
+from snaketune.engine.model.flops import FlopCount, count_flops
+from snaketune.engine.model.fused_cross_entropy import CHUNK_LOGITS, MIN_CHUNK_ROWS, SAVED_LOGITS
+from snaketune.engine.model.kernels import SEPARATE
+from snaketune.engine.model.mixers import set_segments
+from snaketune.engine.model.packing_support import forward_inputs, unloaded_model
+from snaketune.engine.model.parameters import parameter_count, train_only
+from snaketune.engine.model.text_part import model_class
+from snaketune.engine.packing.segments import layout
 
 # It logs tracebacks of errors that `_activations` catches.
 logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
@@ -123,7 +122,7 @@ class TracedModel:
     the head, None where transformers doesn't know it; parameters of the largest layer; the batch, and its activations, None
     where the forward pass depends on values and can't be traced, or no batch was given.
 
-    And the last parts of names of modules: those that `all-linear` doesn't reach (`models.adapter_targets`), and embedding
+    And the last parts of names of modules: those that `all-linear` doesn't reach (`adapter_targets`), and embedding
     and head, where nothing of them is trained."""
 
     weights: tuple[Weight, ...]
@@ -197,7 +196,7 @@ def _adapted(model: PreTrainedModel, lora: Lora | None) -> torch.nn.Module:
     if not lora:
         return model
     # Imported here, since it imports peft.
-    from snaketune.models.adapters import add_lora
+    from snaketune.models.lora import add_lora
 
     # Tensors without values have no main directions.
     return add_lora(model, lora.model_copy(update={"init_lora_weights": True}))
@@ -206,7 +205,7 @@ def _adapted(model: PreTrainedModel, lora: Lora | None) -> torch.nn.Module:
 def _without_adapters(model: torch.nn.Module, lora: Lora | None) -> tuple[str, ...]:
     if not lora or lora.target_modules != "all-linear":
         return ()
-    from snaketune.models.adapter_targets import without_adapters
+    from snaketune.engine.model.adapter_targets import without_adapters
 
     return tuple(without_adapters(model))
 

@@ -1,1 +1,1 @@
-"""Packing of token sequences into rows of fixed length: the plan, the segments of a row, and the shards on disk."""
+"""The stages plan, write and pack: from tokenized corpora to shards on disk, and their rows."""

@@ -11,29 +11,21 @@ Memory per sequence: some 120 bytes, 200 if rows are wrapped; per pair 450, 650 
 """
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.artifacts.manifest import Artifact
 from snaketune.corpus.rows import ORDER_COLUMN
-from snaketune.errors import SnaketuneError
-from snaketune.packing.best_fit import (
+from snaketune.engine.packing.best_fit import (
     PackedUnits,
-    Units,
-    lower_bound_rows,
-    pack_units,
-    plan_best_fit_decreasing,
-    plan_in_order,
 )
-from snaketune.packing.conversation_overflow import fit_conversations, wrap
-from snaketune.packing.pair_overflow import CompletionTokens, PlannedPairs, fit_pairs, whole_pairs
-from snaketune.packing.planned_segments import COLUMNS, PlannedSegments, SupervisedRuns
-from snaketune.packing.prefix_trees import build_trees
-from snaketune.packing.shards import (
+from snaketune.engine.packing.planned_segments import COLUMNS
+from snaketune.engine.packing.planner import plan_split
+from snaketune.engine.packing.settings import PackingSettings
+from snaketune.engine.packing.shards import (
     COPIED,
     FORMAT_VERSIONS,
     RAW_FORMAT_VERSION,
@@ -42,7 +34,7 @@ from snaketune.packing.shards import (
     WEIGHTED_VERSION,
     documents_schema,
 )
-from snaketune.packing.truncation import DropCounts, lost_to_length, warning
+from snaketune.files import write_json
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import PlanSpec
@@ -51,8 +43,6 @@ from snaketune.tokenization.token_store import TokenParts
 
 ROWS_PER_BATCH = 2**16
 FACTS = "facts.json"
-# Prompt tokens and leading tokens of completions that aren't stored again, and tokens stored in addition to the corpus.
-SHARED = ("shared_prompt_tokens", "shared_answer_tokens", "mismatched_tokens")
 
 
 def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact], corpus: Artifact | None = None) -> Outcome:
@@ -64,7 +54,7 @@ def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact], corpu
     Raises:
         SnaketuneError: a sequence longer than a row, and `overflow` is `raise`; a split of which no row can be packed.
     """
-    parts = TokenParts(tokens)
+    parts, settings = TokenParts(tokens), PackingSettings(**spec.model_dump())
     raw = spec.strategy == "none"
     counts: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
@@ -77,7 +67,8 @@ def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact], corpu
             lengths = parts.index(split, ["length"])["length"]
             read = {"rows": len(lengths), "tokens": pc.sum(lengths).as_py() or 0}
             print(f"planning {split}: {read['rows']} sequences", flush=True)
-            rows, counts[split], metadata[split] = _plan_split(spec, parts, split, read, corpus)
+            keys = _order_keys(spec, split, parts.index(split), corpus)
+            rows, counts[split], metadata[split] = plan_split(settings, parts, split, read, keys)
             trees = trees or bool(rows.segments.prefix.any())
             _write(work, split, rows)
             if not raw:
@@ -99,54 +90,6 @@ def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact], corpu
     return Outcome(counts=counts, about=facts)
 
 
-def _plan_split(
-    spec: PlanSpec, parts: TokenParts, split: str, read: dict[str, int], corpus: Artifact | None
-) -> tuple[PackedUnits, dict[str, Any], dict[str, Any]]:
-    """The rows of a split, its counts and its packing metadata; `read` are the rows and tokens of the split."""
-    longest, drops, index = spec.lengths[-1], DropCounts(), parts.index(split)
-    shared = dict.fromkeys(SHARED, 0)
-    tokens = whole = None
-    # A split without rows is planned as conversations, and has no table of pairs.
-    if spec.kind != "sft" and len(index):
-        tokens = CompletionTokens(parts, split)
-        whole = whole_pairs(spec.kind, index, tokens)
-    fit_to = partial(fit, spec, index, tokens and tokens.runs, whole)
-    fitted = fit_to(longest, drops)
-    if read["rows"] and not len(fitted):
-        raise SnaketuneError(
-            f"no {split} row of {read['rows']} can be packed into {longest} tokens: {dict(drops.dropped_rows)}. If nothing "
-            "is supervised, check what the chat template marks; if rows are longer, raise packing.length, or set "
-            "packing.overflow to truncate or split"
-        )
-    loss = lost_to_length(spec, longest, index, drops, read, fit_to)
-    unit = {"preference": "pairs", "unpaired": "completions"}.get(spec.kind, "sequences")
-    if message := warning(split, unit, longest, spec.overflow, loss, read):
-        print(f"warning: {message}", flush=True)
-    keys = _order_keys(spec, split, index, corpus)
-    if keys is not None and spec.strategy != "best-fit-decreasing":
-        fitted = fitted.take(np.argsort(keys[fitted.sequence], kind="stable"))
-    if spec.strategy == "wrapped":
-        rows = wrap(fitted, SupervisedRuns.read(parts, split), longest, drops)
-    elif spec.strategy == "none":
-        capacities = np.full(len(fitted), longest, np.int32)
-        rows = PackedUnits(capacities=capacities, segments=fitted, offsets=np.arange(len(fitted) + 1))
-    else:
-        if tokens is not None:
-            units, shared_tokens = build_trees(fitted, tokens, longest)
-            shared = dict(zip(SHARED, shared_tokens, strict=True))
-        else:
-            units = Units(segments=fitted, offsets=np.append(np.flatnonzero(fitted.prefix == 0), len(fitted)))
-        if keys is None or not len(fitted):
-            plan = plan_best_fit_decreasing(units.tokens, spec.lengths, units.supervised)
-        else:
-            # A prompt with several pairs comes where its first pair does.
-            unit_keys = keys[units.segments.sequence[units.offsets[:-1]]]
-            plan = plan_in_order(units.tokens, longest, units.supervised, unit_keys)
-        rows = pack_units(units, plan)
-    metadata = _packing_metadata(spec, rows, drops) | {"lost_to_length": loss}
-    return rows, _counts(read, rows, drops, shared), metadata
-
-
 def _order_keys(spec: PlanSpec, split: str, index: pa.Table, corpus: Artifact | None) -> np.ndarray | None:
     """The numbers by which the train sequences are ordered, int or float[n]; None if their order doesn't count."""
     if spec.order == "shuffled" or split != "train":
@@ -156,76 +99,6 @@ def _order_keys(spec: PlanSpec, split: str, index: pa.Table, corpus: Artifact | 
     if spec.order == "corpus":
         return np.arange(len(index))
     return read_table(corpus.file(f"{split}-{ORDER_COLUMN}.arrow"))[ORDER_COLUMN].to_numpy()
-
-
-def fit(
-    spec: PlanSpec,
-    index: pa.Table,
-    runs: SupervisedRuns | None,
-    whole: PlannedPairs | None,
-    row_length: int,
-    drops: DropCounts,
-) -> PlannedSegments | PlannedPairs:
-    """Fit a split's sequences to rows of `row_length` tokens; `runs` and `whole` are of pairs, None for conversations."""
-    if whole is not None:
-        return fit_pairs(spec, row_length, index, whole, runs, drops)
-    return fit_conversations(spec, row_length, index, drops)
-
-
-def _counts(read: dict[str, int], rows: PackedUnits, drops: DropCounts, shared: dict[str, int]) -> dict[str, Any]:
-    """The counts of a split; for tokens, read + mismatched = tokens + dropped + truncated + shared."""
-    return {
-        "read": read["rows"],
-        "read_tokens": read["tokens"],
-        "kept": read["rows"] - drops.dropped_rows.total(),
-        "pieces": rows.documents,
-        "tokens": int(rows.segments.tokens.sum(dtype=np.int64)),
-        "supervised_tokens": int(rows.segments.supervised.sum(dtype=np.int64)),
-        "dropped": {reason: n for reason, n in sorted(drops.dropped_rows.items()) if n},
-        "dropped_tokens": {reason: n for reason, n in sorted(drops.dropped_tokens.items()) if n},
-        **drops.cut(),
-        **shared,
-    }
-
-
-def _packing_metadata(spec: PlanSpec, rows: PackedUnits, drops: DropCounts) -> dict[str, Any]:
-    """The `packing_metadata` of a split.
-
-    `packing_efficiency` is the share of the rows' tokens that aren't padding, in percent; `compression_ratio` is how many rows
-    one conversation or pair per row would take, per packed row; `lower_bound_rows` is the least number of rows of the longest
-    length that could hold the tokens, which for rows of one length also counts conversations over half a row.
-    """
-    if spec.strategy == "none":
-        return {"enabled": False, "strategy": spec.strategy}
-    tokens = rows.segments.tokens
-    total, row_tokens = int(tokens.sum(dtype=np.int64)), int(rows.capacities.sum(dtype=np.int64))
-    bound = -(-total // spec.lengths[-1])
-    if len(spec.lengths) == 1 and spec.strategy != "wrapped" and rows.pairs is None:
-        bound = lower_bound_rows(tokens, spec.lengths[-1])
-    per_row = round(rows.documents / rows.rows, 3) if rows.rows else None
-    metadata = {
-        "enabled": True,
-        "strategy": spec.strategy,
-        "rows": rows.rows,
-        "row_tokens": row_tokens,
-        "lower_bound_rows": bound,
-        "packing_efficiency": round(100 * total / row_tokens, 3) if row_tokens else 100.0,
-        "avg_conversations_per_sequence": per_row or 0.0,
-        "compression_ratio": per_row or 1.0,
-        "supervised_per_row": _spread(rows.supervised if rows.rows else np.zeros(1, np.int32)),
-        "dropped": {"rows": drops.dropped_rows.total(), "tokens": drops.dropped_tokens.total()},
-        **drops.cut(),
-    }
-    if len(spec.lengths) > 1:
-        lengths, counts = np.unique(rows.capacities, return_counts=True)
-        metadata["rows_by_length"] = {str(length): int(n) for length, n in zip(lengths, counts, strict=True)}
-    if rows.pair_offsets is not None:
-        metadata["pairs_per_row"] = _spread(np.diff(rows.pair_offsets) if rows.rows else np.zeros(1, np.int32))
-    return metadata
-
-
-def _spread(values: np.ndarray) -> dict[str, int]:
-    return {"min": int(values.min()), "median": int(np.median(values)), "max": int(values.max())}
 
 
 def _write(work: WorkFolder, split: str, rows: PackedUnits) -> None:

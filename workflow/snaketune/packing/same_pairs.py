@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from snaketune.packing.reader import row_of, views_of
-from snaketune.packing.segments import layout_of
-from snaketune.packing.shards import IGNORED, SPLITS, TREE_VERSION, list_columns
+from snaketune.engine.packing.rows import row_of, views_of
+from snaketune.engine.packing.segments import layout_of
+from snaketune.engine.packing.shards import IGNORED, SPLITS, TREE_VERSION, list_columns
 from snaketune.tables import read_table
 
 ROWS_PER_BATCH = 256

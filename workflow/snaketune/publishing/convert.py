@@ -14,9 +14,9 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
+from snaketune.files import digest_file
 from snaketune.stages.cache.work_folders import WorkFolder, remove
 from snaketune.stages.declaration import Cost, Stage, exactly_one
 from snaketune.stages.outcome import Outcome

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.engine.packing.segments import layout_of
+from snaketune.engine.packing.shards import IGNORED
 from snaketune.errors import SnaketuneError
-from snaketune.packing.reader import PackedRows, documents
-from snaketune.packing.segments import layout_of
-from snaketune.packing.shards import IGNORED
+from snaketune.packing.reader import documents, open_rows
 from snaketune.tables import read_table
 from snaketune.training.reference.logps_table import COMPLETIONS, read_ref_logps
 
@@ -91,7 +91,7 @@ def _text(turns: Any) -> Any:
 
 def _tokens(pack: Artifact, split: str) -> Iterator[tuple[str, dict[str, list[int]] | None]]:
     """Yield each pair's id with the token ids of prompt and completions; None for a pair that TRL can't represent."""
-    rows, ids = PackedRows(pack, split), {}
+    rows, ids = open_rows(pack, split), {}
     for document in documents(pack, split):
         ids.setdefault(document["row"], []).append(document["id"])
     for number in range(len(rows)):

@@ -15,16 +15,16 @@ from pathlib import Path
 import yaml
 from pydantic import TypeAdapter
 
-from snaketune.artifacts.digests import digest_file
 from snaketune.config.load import load
 from snaketune.config.secrets import HIDDEN, without_secrets
-from snaketune.config.suggestions import unknown
 from snaketune.config.workflow import Push
 from snaketune.config.yaml_values import check_file
 from snaketune.errors import SnaketuneError
+from snaketune.files import digest_file
 from snaketune.publishing.cards.card import CARD
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.job import RESULTS, Job, result_at
+from snaketune.suggestions import unknown
 
 TOKEN = "HF_TOKEN"
 # Loaders read all weight files in a folder, so those of the previous model must be deleted.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.manifest import write_json
+from snaketune.files import write_json
 from snaketune.report.charts.data_charts import data_charts
 from snaketune.report.charts.model_charts import evaluation_chart, preferences_chart, race_chart, variants_chart
 from snaketune.report.charts.style import Chart, model_styles, svg_file

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from snaketune.config.suggestions import unknown
 from snaketune.config.workflow import Variants, Workflow
 from snaketune.errors import SnaketuneError
 from snaketune.stages.job import Job
@@ -17,6 +16,7 @@ from snaketune.stages.plan.published_jobs import is_rung, reported
 from snaketune.stages.plan.training_jobs import sft_job
 from snaketune.stages.specs import ReportSpec, spec_from
 from snaketune.stages.table import STAGES
+from snaketune.suggestions import unknown
 
 
 class JobGraph:

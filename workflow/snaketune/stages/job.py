@@ -11,10 +11,10 @@ from snaketune.artifacts.manifest import Artifact, read_artifact
 from snaketune.artifacts.plain_json import parse_json
 from snaketune.config.base import Model
 from snaketune.config.operation import Execution
-from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
 from snaketune.stages.declaration import Stage
 from snaketune.stages.specs import canonical
+from snaketune.suggestions import unknown
 
 RESULTS = Path("results")
 

@@ -17,7 +17,6 @@ from pydantic import BaseModel, ValidationError
 from snaketune.artifacts.digests import digest_json
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
-from snaketune.config.suggestions import unknown
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.code_digest import code_digest
@@ -28,6 +27,7 @@ from snaketune.stages.job import result_at
 from snaketune.stages.job_files import read_job_file
 from snaketune.stages.races import ending_at, paused_at
 from snaketune.stages.table import STAGES
+from snaketune.suggestions import unknown
 
 M = TypeVar("M", bound=BaseModel)
 SECONDS_UNTIL_REMADE = 60

@@ -6,9 +6,9 @@ they import nothing heavy, and nothing that imports this table.
 
 from importlib import import_module
 
-from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
 from snaketune.stages.declaration import Stage
+from snaketune.suggestions import unknown
 
 MODULES = (
     "corpus.corpus",

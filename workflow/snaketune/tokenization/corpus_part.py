@@ -21,17 +21,18 @@ import pyarrow as pa
 from snaketune.artifacts.manifest import Artifact
 from snaketune.corpus.quarantine import Quarantine
 from snaketune.corpus.rows import Malformed, RawRow
+from snaketune.engine.packing.ragged import common_start, offsets_of
 from snaketune.errors import SnaketuneError
+from snaketune.progress import progress
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.progress import progress
 from snaketune.stages.specs import TokenizeSpec
 from snaketune.tables import read_table
 from snaketune.tokenization.batched import batched_encoder
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.control_frames import OmittedTurn
 from snaketune.tokenization.encode_rows import encode_turns, holds_control
-from snaketune.tokenization.encoded_rows import EncodedBatch, common_start, offsets_of
+from snaketune.tokenization.encoded_rows import EncodedBatch
 from snaketune.tokenization.template import TEXT, Refused
 from snaketune.tokenization.token_rows import TokenRows, insert_empty_rows, names_of, rows_of
 from snaketune.tokenization.token_store import SPLITS, TokenWriter

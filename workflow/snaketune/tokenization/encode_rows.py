@@ -30,8 +30,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from snaketune.engine.packing.ragged import common_start
 from snaketune.tokenization.chat import ChatTokenizer, Encoded
-from snaketune.tokenization.encoded_rows import EncodedBatch, common_start, concatenated
+from snaketune.tokenization.encoded_rows import EncodedBatch, concatenated
 from snaketune.tokenization.template import Message, Refused
 from snaketune.tokenization.tool_calls import texts_in
 from snaketune.tokenization.turn_columns import Turns

@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from snaketune.tokenization.encoded_rows import NO_BRANCHES, EncodedBatch, first_in_rows, gather, offsets_of
+from snaketune.engine.packing.ragged import first_in_rows, gather, offsets_of
+from snaketune.tokenization.encoded_rows import NO_BRANCHES, EncodedBatch
 
 
 @dataclass(frozen=True)

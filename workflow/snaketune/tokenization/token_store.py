@@ -13,15 +13,15 @@ The concatenated parts are the corpus, so sequences are numbered through all par
 
 import mmap
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, rebuild_command
+from snaketune.engine.packing.ragged import offsets_of
+from snaketune.engine.packing.tokens import IdViews
 from snaketune.errors import SnaketuneError
-from snaketune.tokenization.encoded_rows import offsets_of
 from snaketune.tokenization.token_rows import TokenRows
 
 SPLITS = ("train", "held_out")
@@ -97,25 +97,6 @@ class TokenWriter(ExitStack):
 
 def _list_array(values: np.ndarray, offsets: np.ndarray) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
-
-
-@dataclass(frozen=True)
-class IdViews:
-    """The memory-mapped ids of all sequences of a split; sequence `first[b] + i` is row i of batch b.
-
-    Attributes:
-        values, offsets: per batch, int32[t], and int64[rows + 1], of the rows in them.
-        first: int64[batches + 1], the number of sequences before each batch, and in total.
-    """
-
-    values: list[np.ndarray]
-    offsets: list[np.ndarray]
-    first: np.ndarray
-
-    def locations(self) -> tuple[np.ndarray, np.ndarray]:
-        """The batch of each sequence, int32[n], and its start in the batch's values, int64[n]."""
-        batch = np.repeat(np.arange(len(self.values), dtype=np.int32), np.diff(self.first))
-        return batch, np.concatenate([np.empty(0, np.int64), *(offsets[:-1] for offsets in self.offsets)])
 
 
 class TokenParts:

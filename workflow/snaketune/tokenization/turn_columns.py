@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from snaketune.config.corpus_sources import Reasoning
-from snaketune.tokenization.encoded_rows import gather, offsets_of
+from snaketune.engine.packing.ragged import gather, offsets_of
 from snaketune.tokenization.reasoning import without_reasoning
 from snaketune.tokenization.template import Message
 

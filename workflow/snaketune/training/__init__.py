@@ -1,1 +1,1 @@
-"""Training: SFT, reference log-probabilities and DPO on packed rows; checkpoints, resume and launch."""
+"""The stages that train or pass models over rows: results and specs in, the engine, results out; calibration and launch."""

@@ -4,9 +4,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
+from snaketune.files import write_json
 from snaketune.stages.cache import libraries
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import DEVICES, ModelCost, Stage, exactly_one

@@ -58,16 +58,16 @@ def build(
         ref_logps: one artifact, or none for a loss without a reference.
         base_layers, base: the results and the base that `model` is applied to, if it is only an adapter.
     """
-    from snaketune.training.checkpoint.save_model import copy_other_files
     from snaketune.training.launch.worker import is_main_process
-    from snaketune.training.loop.pipeline import train
-    from snaketune.training.loop.trainer import TrainingRun
-    from snaketune.training.preference.dpo_trainer import prepare_training
+    from snaketune.training.pipeline import train
+    from snaketune.training.prepared import TrainingRun
+    from snaketune.training.prepared_dpo import prepare_dpo
+    from snaketune.training.save_model import copy_other_files
 
     for result in (model, *base_layers):
         result.files()
     run = TrainingRun.of(spec, operation, work, tracked)
-    outcome = train(prepare_training(run, (model, *base_layers), pack, *ref_logps))
+    outcome = train(prepare_dpo(run, (model, *base_layers), pack, *ref_logps))
     if is_main_process():
         copy_other_files(model, work.payload)
     return outcome

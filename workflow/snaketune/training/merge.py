@@ -1,4 +1,4 @@
-"""The `merge` stage: average the weights of models, without training (`training.checkpoint.merging`)."""
+"""The `merge` stage: average the weights of models, without training (`training.merging`)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,8 +30,8 @@ def build(spec: MergeSpec, work: WorkFolder, *, models: list[Artifact], base: Se
         base: files of bases in local folders, which the models name.
     """
     from snaketune.models.adapter_stack import AdapterStack
-    from snaketune.training.checkpoint.merging import merge
-    from snaketune.training.checkpoint.save_model import copy_other_files
+    from snaketune.training.merging import merge
+    from snaketune.training.save_model import copy_other_files
 
     for result in models:
         result.files()

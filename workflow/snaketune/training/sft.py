@@ -1,5 +1,5 @@
 """The `sft` stage: supervised fine-tuning, full or LoRA, from scratch or from a model, in worker processes
-(`training.loop.sft_trainer`)."""
+(`engine.sft`)."""
 
 import shutil
 from collections.abc import Sequence
@@ -55,17 +55,17 @@ def build(
         base: the folder of the base model, if the training starts from a local one.
         model, base_layers: the result that the training starts from, and the results that its adapters are applied to.
     """
-    from snaketune.training.checkpoint.save_model import warn_if_tokenizer_differs
     from snaketune.training.launch.worker import is_main_process
-    from snaketune.training.loop.pipeline import train
-    from snaketune.training.loop.sft_trainer import prepare_training
-    from snaketune.training.loop.trainer import TrainingRun
+    from snaketune.training.pipeline import train
+    from snaketune.training.prepared import TrainingRun
+    from snaketune.training.prepared_sft import prepare_sft
+    from snaketune.training.save_model import warn_if_tokenizer_differs
 
     tokenizer.files()
     for result in (*model, *base_layers):
         result.files()
     run = TrainingRun.of(spec, operation, work, tracked)
-    outcome = train(prepare_training(run, pack, tokenizer, (*model, *base_layers)))
+    outcome = train(prepare_sft(run, pack, tokenizer, (*model, *base_layers)))
     if is_main_process():
         for path in tokenizer.folder.iterdir():
             if path.is_file() and not path.name.startswith("."):

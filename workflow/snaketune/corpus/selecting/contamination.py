@@ -23,7 +23,7 @@ from snaketune.corpus.rows import id_of
 from snaketune.corpus.selecting.evaluation_ngrams import EvaluationNgrams, EvaluationText
 from snaketune.corpus.selecting.spool import ROWS_PER_BATCH, Spool
 from snaketune.corpus.selecting.words import compared_texts, split_words, windows, words_of
-from snaketune.stages.progress import progress
+from snaketune.progress import progress
 
 # Can't be the name of a corpus, or of a folder and a file.
 OWN_HELD_OUT = "its own held-out rows"

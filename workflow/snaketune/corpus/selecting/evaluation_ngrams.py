@@ -17,7 +17,7 @@ from snaketune.corpus.reading.archives import open_decompressed
 from snaketune.corpus.reading.sources import read_file
 from snaketune.corpus.rows import Dropped, Malformed, leaves
 from snaketune.corpus.selecting.words import windows, words_of
-from snaketune.stages.progress import progress
+from snaketune.progress import progress
 
 SHORTEST_WORDS = 5
 TEXTS_PER_BATCH = 4096

@@ -21,7 +21,7 @@ from rensa import RMinHash
 from snaketune.corpus.rows import TEXT, Row
 from snaketune.corpus.selecting.duplicates import Groups, first_occurrence, not_first
 from snaketune.corpus.selecting.words import FACTOR, TextHashes, compared_texts, mix, windows, words_of
-from snaketune.stages.progress import progress
+from snaketune.progress import progress
 
 SLOTS = 128
 SIGNATURE_BYTES = 4 * SLOTS

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from snaketune.config.score_names import REWARDS
-from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
 from snaketune.publishing.results import Result, at_path, is_number
 from snaketune.report.compare.measures import Measure, measures
@@ -17,6 +16,7 @@ from snaketune.report.data.races import paused_runs
 from snaketune.report.data.results import ResultSet, natural
 from snaketune.report.text import NOTHING, clean, words
 from snaketune.stages.table import STAGES
+from snaketune.suggestions import unknown
 
 # Keys to list first: most sweeps vary them.
 FIRST = ("loss", "beta")

@@ -9,7 +9,7 @@ All counts are from the manifest of the stage that counted them. Whether they ad
 from dataclasses import dataclass, field
 from typing import Any
 
-from snaketune.packing.truncation import warning
+from snaketune.engine.packing.truncation import warning
 from snaketune.publishing.results import Result
 from snaketune.report.data.corpus_flow import SPLITS, Tokenized, count_error, merge_parts
 from snaketune.report.data.results import ResultSet

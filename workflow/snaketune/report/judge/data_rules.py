@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from snaketune.packing.truncation import is_worth_a_warning
+from snaketune.engine.packing.truncation import is_worth_a_warning
 from snaketune.report.compare.variants import Variants
 from snaketune.report.data.corpus_flow import CorpusFlow
 from snaketune.report.data.packing_flow import PackFlow, SplitFlow

@@ -33,7 +33,7 @@ PROBED = {
 MIN_LOGGED = 10
 # A loss that falls by a smaller share than this shows no learning.
 MIN_LOSS_CHANGE = 0.01
-# Nats per chosen token: the threshold of `training.preference.dpo_monitor` for a collapse.
+# Nats per chosen token: the threshold of `engine.preference_monitor` for a collapse.
 CHOSEN_FELL = 0.1
 # Ratio of held-out loss to the training loss of the last steps that indicates overfitting after more than one epoch.
 OVERFIT = 1.5

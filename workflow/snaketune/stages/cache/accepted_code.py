@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from snaketune.artifacts.manifest import write_json
 from snaketune.errors import SnaketuneError
+from snaketune.files import write_json
 from snaketune.stages.cache.work_folders import published_manifests
 
 RECORD = "accepted_code.json"

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
-from snaketune.artifacts.digests import digest_file
-from snaketune.artifacts.manifest import write_json
 from snaketune.artifacts.model_digests import digest_model_file
 from snaketune.errors import SnaketuneError
+from snaketune.files import digest_file, write_json
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.host.threads import VARIABLE, available_threads
 

@@ -23,18 +23,21 @@ SHAPELESS = {
     # What is computed from values counts by name, see BY_DEFINITION.
     "config": "what a key means is decided before the spec is made, and the spec holds every value resolved",
     "artifacts": "describes results; what is read of them is digested by content",
-    # `progress` yields the data that stages read; a test checks that it passes on exactly what it gets.
     "stages": "looks up, calls and publishes; the spec and the inputs of a stage are in the fingerprint",
     "cluster": "the resources that a job requests, and when it is preempted; a preempted training resumes exactly",
     "tracking": "draws the log of a training and returns nothing to it; a test checks that the weights are equal",
     "report": "draws results; in the report stage itself, it counts",
-    # These count: training.launch.processes decides precision and processes, training.checkpoint holds the state that a
-    # training resumes from, and models.selftest runs the model before it is trained.
+    "files": "writes, flushes and digests files; what they hold is digested",
+    # `progress` yields the data that stages read; a test checks that it passes on exactly what it gets.
+    "progress": "prints how far work has come",
+    "suggestions": "near names in errors",
+    # These count: training.launch.processes decides precision and processes, engine.checkpoints holds the state that a
+    # training resumes from, and engine.model.selftest runs the model before it is trained.
 }
 
 # Modules of these packages that count by their definitions: of each name that a stage imports, what it computes.
 SPECS = "snaketune.stages.specs"
-BY_DEFINITION = ("snaketune.config.", SPECS, "snaketune.stages.races")
+BY_DEFINITION = ("snaketune.config.", SPECS, "snaketune.stages.races", "snaketune.engine.preference_settings")
 
 
 def code_digest(entry: str) -> str:

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.digests import digest_file, digest_json
+from snaketune.artifacts.digests import digest_json
 from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.artifacts.model_digests import digest_model_file, join_shards
 from snaketune.errors import SnaketuneError
+from snaketune.files import digest_file
 from snaketune.stages.cache.attempt import stamp_of
 
 # Reading a smaller file is faster than looking its digest up.

@@ -14,36 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.digests import digest_file
-from snaketune.artifacts.manifest import sync_names
 from snaketune.errors import SnaketuneError
-
-LINKED_SUFFIXES = (".arrow", ".gguf", ".safetensors")
-# Larger than a tokenizer, the largest file that people edit.
-COPIED_BYTES = 1 << 26
-WRITABLE, READ_ONLY = 0o666, 0o444
-
-
-def is_linked(path: Path) -> bool:
-    """Whether a file is linked where it is published, if links can be made, and read-only."""
-    return path.suffix in LINKED_SUFFIXES or path.stat().st_size > COPIED_BYTES
-
-
-def set_modes(folder: Path, linked: int = READ_ONLY) -> None:
-    """Set the modes of all that is below a folder to those that the umask leaves. Args: linked: of files that are linked."""
-    if folder.is_symlink() or not folder.is_dir():
-        return
-    mode = stat.S_IMODE(folder.stat().st_mode)
-    for path in folder.rglob("*"):
-        if not path.is_symlink():
-            _set_mode(path, mode if path.is_dir() else mode & (linked if is_linked(path) else WRITABLE))
-
-
-def _set_mode(path: Path, mode: int) -> None:
-    if stat.S_IMODE(path.stat().st_mode) != mode:
-        # Files of other users and some file systems refuse it.
-        with suppress(OSError):
-            path.chmod(mode)
+from snaketune.files import READ_ONLY, digest_file, is_linked, set_mode, sync
 
 
 def place(source: Path, target: Path) -> None:
@@ -55,7 +27,7 @@ def place(source: Path, target: Path) -> None:
             return
     shutil.copyfile(source, target)
     if linked:
-        _set_mode(target, stat.S_IMODE(target.stat().st_mode) & READ_ONLY)
+        set_mode(target, stat.S_IMODE(target.stat().st_mode) & READ_ONLY)
 
 
 def restore(path: Path, entry: dict[str, Any], results: Path) -> Path | None:
@@ -80,17 +52,3 @@ def restore(path: Path, entry: dict[str, Any], results: Path) -> Path | None:
             partial.replace(path)
             return other
     return None
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush all files below `folder` to disk, so that a manifest written afterwards is true after a power cut too."""
-    for path in (folder, *folder.rglob("*")):
-        if path.is_file():
-            sync(path)
-        elif path.is_dir():
-            sync_names(path)
-
-
-def sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -21,10 +21,10 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from snaketune.artifacts.digests import digest_file, digest_json
+from snaketune.artifacts.digests import digest_json
 from snaketune.errors import SnaketuneError
+from snaketune.files import digest_file, sync
 from snaketune.stages.cache.clean import ROWS
-from snaketune.stages.cache.payload_files import sync
 from snaketune.tables import read_table, write_table
 
 SCHEMA = pa.schema({"prefix": pa.uint64(), "check": pa.uint64(), "value": pa.large_binary()})

@@ -12,9 +12,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.digests import digest_bytes, digest_file
+from snaketune.artifacts.digests import digest_bytes
 from snaketune.artifacts.manifest import content_digest, is_damaged
 from snaketune.artifacts.plain_json import parse_json
+from snaketune.files import digest_file
 from snaketune.stages.cache.accepted_code import accepted_codes
 from snaketune.stages.cache.fingerprint import cached_entries
 from snaketune.stages.cache.work_folders import WORK_ROOT

@@ -24,17 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.manifest import (
-    Artifact,
-    note_published,
-    read_artifact,
-    read_json,
-    write_json,
-    write_manifest,
-)
+from snaketune.artifacts.manifest import Artifact, note_published, read_artifact, read_json, write_manifest
 from snaketune.artifacts.plain_json import parse_json
 from snaketune.errors import SnaketuneError
-from snaketune.stages.cache.payload_files import place, restore, set_modes, sync_folder
+from snaketune.files import set_modes, sync_folder, write_json
+from snaketune.stages.cache.payload_files import place, restore
 from snaketune.stages.host.locks import Lease
 
 WORK_ROOT = Path("results/.work")

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from snaketune.engine.packing.ragged import gather, offsets_of
 from snaketune.tokenization.batched.separable import Separable
-from snaketune.tokenization.encoded_rows import gather, offsets_of
 
 FIXED, FIXED_END = b"\xff", b"\xfe"
 # Chunks in the table, about 150 bytes each; when there are more, the table is cleared.

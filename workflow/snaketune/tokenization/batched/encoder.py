@@ -11,13 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from snaketune.engine.packing.ragged import alternating, gather, offsets_of
 from snaketune.tokenization.batched.chunks import ChunkedTokens, ChunkEncoder
 from snaketune.tokenization.batched.frames import Frame, Frames
 from snaketune.tokenization.batched.separable import SPACE, NotSeparable, Separable, separable
 from snaketune.tokenization.batched.verbatim import NotVerbatim, check_verbatim
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encode_rows import encode_turns
-from snaketune.tokenization.encoded_rows import EncodedBatch, alternating, concatenated, gather, offsets_of
+from snaketune.tokenization.encoded_rows import EncodedBatch, concatenated
 from snaketune.tokenization.tool_calls import OPEN
 from snaketune.tokenization.turn_columns import Turns
 

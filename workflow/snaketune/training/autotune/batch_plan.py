@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.manifest import write_json
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError, first_line
+from snaketune.files import write_json
 from snaketune.stages.host.gpus import gpu_model, visible_gpus
 from snaketune.stages.job import result_at
 

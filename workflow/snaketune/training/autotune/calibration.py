@@ -13,14 +13,18 @@ import psutil
 import torch
 from accelerate.utils import gather_object
 
-from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
+from snaketune.engine.dpo import DpoTrainer
+from snaketune.engine.model.device_speed import peak_of
+from snaketune.engine.model.machine import host_memory_limit, is_out_of_memory, reset_peak_memory
+from snaketune.engine.packing.rows import EqualTokens, PackedRows
+from snaketune.engine.packing.shards import FORMAT_VERSIONS
+from snaketune.engine.sft import SftTrainer
 from snaketune.errors import SnaketuneError, first_line
+from snaketune.files import write_json
 from snaketune.models.adapter_stack import AdapterStack
-from snaketune.models.device_speed import peak_of
-from snaketune.models.machine import host_memory_limit, is_out_of_memory, reset_peak_memory
-from snaketune.packing.reader import EqualTokens, PackedRows
-from snaketune.packing.shards import FORMAT_VERSIONS
+from snaketune.packing.reader import open_rows
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CalibrateSpec, SftSpec
@@ -45,12 +49,10 @@ from snaketune.training.autotune.search import (
 )
 from snaketune.training.autotune.timed_steps import SECONDS, time_steps
 from snaketune.training.launch.worker import is_main_process
-from snaketune.training.loop.pipeline import examine_machine, ready_trainer, refuse_unfit_machine
-from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import PreparedTraining, TrainingRun
-from snaketune.training.loop.trl_trainer import RawRows, RawTrainer
-from snaketune.training.preference.dpo_trainer import DpoTrainer
-from snaketune.training.preference.pair_dataset import PairRows
+from snaketune.training.pair_rows import pair_rows
+from snaketune.training.pipeline import examine_machine, ready_trainer, refuse_unfit_machine
+from snaketune.training.prepared import PreparedTraining, TrainingRun
+from snaketune.training.trl_trainer import RawRows, RawTrainer
 
 GB = 1e9
 # The share of the free memory that an unmeasured plan may be expected to need.
@@ -166,8 +168,8 @@ class TrialRunner:
         torch.set_num_threads(self.threads)
         self._store([*self.trials, trial | {"why": "out of memory"}])
         try:
-            with ready_trainer(self.training(plan)) as trainer:
-                timings = gather_object([time_steps(trainer)])
+            with ready_trainer(self.training(plan)) as (trainer, _):
+                timings = gather_object([time_steps(trainer, self.run.work)])
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -218,10 +220,10 @@ def _prepare(spec: CalibrateSpec, pack: Artifact, tokenizer: Artifact, run: Trai
     trained = {"run": run, "initial": AdapterStack(base=spec.base, tokenizer=tokenizer.folder)}
     in_memory = run.operation.load_in_memory
     if not isinstance(spec.run, SftSpec):
-        rows = PairRows(pack, None, in_memory)
+        rows = pair_rows(pack, None, in_memory)
         return PreparedTraining(trainer_class=DpoTrainer, rows=rows, **trained).with_kernel()
     if pack.manifest.get("format_version") in FORMAT_VERSIONS["sft"]:
-        rows = PackedRows(pack, "train", in_memory)
+        rows = open_rows(pack, "train", in_memory)
         return PreparedTraining(trainer_class=SftTrainer, rows=rows, **trained).with_kernel()
     return PreparedTraining(trainer_class=RawTrainer, rows=RawRows(pack, tokenizer.folder), **trained)
 

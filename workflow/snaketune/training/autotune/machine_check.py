@@ -13,12 +13,12 @@ from transformers import PretrainedConfig
 
 from snaketune.config.operation import Execution
 from snaketune.config.optimizers import OPTIMIZERS
-from snaketune.models.device_speed import Peak, peak_of
-from snaketune.models.devices import Compute
-from snaketune.models.kernels import SEPARATE
-from snaketune.models.machine import Machine, bitsandbytes_error, inspect_machine, resident_memory
+from snaketune.engine.model.device_speed import Peak, peak_of
+from snaketune.engine.model.devices import Compute
+from snaketune.engine.model.kernels import SEPARATE
+from snaketune.engine.model.machine import Machine, bitsandbytes_error, inspect_machine, resident_memory
+from snaketune.engine.packing.rows import PackedRows
 from snaketune.models.memory import Estimate, MicroBatch, Sharing, TracedModel, estimate, trace_model
-from snaketune.packing.reader import PackedRows
 from snaketune.stages.findings import Finding
 from snaketune.stages.host.gpus import ALLOW, gpu_findings, visible_gpus
 from snaketune.stages.specs import DpoSpec, SftSpec

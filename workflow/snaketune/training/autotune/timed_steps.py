@@ -12,9 +12,11 @@ from statistics import median_high
 import torch
 from transformers import TrainerCallback
 
-from snaketune.models.machine import peak_memory
+from snaketune.engine.features import TrainingFeatures
+from snaketune.engine.model.machine import peak_memory
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.training.autotune.search import MIN_STEPS
-from snaketune.training.loop.trainer import BaseTrainer
+from snaketune.training.pipeline import take_steps
 
 # A single process measures for SECONDS, at least MIN_STEPS steps. Several processes measure MIN_STEPS steps each: their clocks
 # differ, but all must do equally many.
@@ -26,8 +28,8 @@ FULL_SHARE = 0.75
 class Stopwatch(TrainerCallback):
     """Times the steps after the first one, and ends the training after enough of them."""
 
-    def __init__(self, trainer: BaseTrainer):
-        self.meter, self.device = trainer.meter, trainer.run.compute.device
+    def __init__(self, trainer: TrainingFeatures):
+        self.meter, self.device = trainer.meter, trainer.compute.device
         self.alone = trainer.args.world_size == 1
         # Seconds and tokens of each micro-batch.
         self.micro_batches: list[tuple[float, int]] = []
@@ -61,7 +63,7 @@ class Stopwatch(TrainerCallback):
         control.should_training_stop = enough or done > (MAX_STEPS if self.alone else MIN_STEPS)
 
 
-def time_steps(trainer: BaseTrainer) -> dict[str, float]:
+def time_steps(trainer: TrainingFeatures, work: WorkFolder) -> dict[str, float]:
     """Train for some steps and time them; the trainer and its model can't be used afterwards.
 
     Returns: mean non-padding tokens of the full micro-batches of this process; median seconds of a micro-batch and of the
@@ -72,7 +74,7 @@ def time_steps(trainer: BaseTrainer) -> dict[str, float]:
     args.logging_first_step = False
     args.gradient_accumulation_steps = min(args.gradient_accumulation_steps, 2)
     trainer.add_callback(watch)
-    trainer.train()
+    take_steps(trainer, work)
     # The last micro-batch of an epoch may be smaller, and therefore faster.
     most = max(tokens for _, tokens in watch.micro_batches)
     seconds, tokens = zip(*[lap for lap in watch.micro_batches if lap[1] > FULL_SHARE * most])

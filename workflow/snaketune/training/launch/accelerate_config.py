@@ -5,8 +5,8 @@ from typing import Any
 
 import yaml
 
-from snaketune.artifacts.manifest import write_json
 from snaketune.config.operation import Operation
+from snaketune.files import write_json
 from snaketune.stages.host.launch_command import ACCELERATE_FILE, DEEPSPEED_FILE
 
 
@@ -23,7 +23,7 @@ def accelerate_config(operation: Operation, state: Path, *, cpu: bool) -> dict[s
     precision is chosen by the Trainer, by what the device supports."""
     # MULTI_GPU on the CPU too: accelerate's MULTI_CPU means processes started by mpirun, and the Trainer takes gloo where
     # `use_cpu` is set. For fsdp too: accelerate only starts the processes and the trainer shards the model
-    # (training.parallel.fsdp), since accelerate's own FSDP silently falls back to DDP on a CPU.
+    # (engine.fsdp), since accelerate's own FSDP silently falls back to DDP on a CPU.
     config = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "MULTI_GPU",

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from snaketune.artifacts.manifest import write_json
 from snaketune.cluster.job_endings import ending_of
-from snaketune.stages.host.cgroups import oom_kills
+from snaketune.engine.model.cgroups import oom_kills
+from snaketune.files import write_json
 from snaketune.training.autotune.batch_plan import record_killed
 
 LAUNCHED = "launched.json"

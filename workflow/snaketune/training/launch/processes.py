@@ -17,10 +17,10 @@ from pathlib import Path
 
 import psutil
 
-from snaketune.artifacts.manifest import write_json
 from snaketune.cluster.slurm import run_slurm
 from snaketune.config.operation import Operation
 from snaketune.errors import SnaketuneError
+from snaketune.files import write_json
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.host.gpus import visible_gpus
 from snaketune.stages.host.launch_command import OPERATION_FILE, STEP_FILE, check_installed, check_nodes, command

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 
-from snaketune.artifacts.manifest import write_json
 from snaketune.config.operation import Execution
 from snaketune.config.secrets import without_secrets
 from snaketune.errors import SnaketuneError
+from snaketune.files import write_json
 from snaketune.stages.cache.attempt import read_attempt
 from snaketune.stages.cache.code_digest import import_checked
 from snaketune.stages.cache.libraries import importing, quiet_libraries
@@ -116,7 +116,7 @@ def main(job_file: Path, state: Path) -> None:
         # Not a failure, so exit with status 0: launchers print a traceback for any other.
         print(preempted, flush=True)
     except Exception as error:
-        from snaketune.models.machine import is_out_of_memory
+        from snaketune.engine.model.machine import is_out_of_memory
 
         message = str(error) if isinstance(error, SnaketuneError) else disk_error_message(error)
         if not message and is_out_of_memory(error):

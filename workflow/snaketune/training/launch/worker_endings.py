@@ -12,9 +12,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from snaketune.artifacts.manifest import write_json
 from snaketune.cluster.job_endings import requeue_job
 from snaketune.errors import SnaketuneError
+from snaketune.files import write_json
 
 FAILED, PREEMPTED = "failed", "preempted.json"
 # Wait for SLURM to end the job that it requeues.

@@ -37,11 +37,11 @@ KERNEL_FAMILIES = {
 def cache_keys(job: "LoadedJob") -> tuple[Key, ...]:
     """The cache keys of a reference or of a part of one: its own key first, then those of equivalent results."""
     spec, device = job.spec, job.device
-    # As `models.devices` resolves them.
+    # As `engine.model.devices` resolves them.
     if device == "cpu" and sys.platform == "linux":
         dtype, kernel = "float32" if spec.precision == "auto" else spec.precision, "sdpa"
     else:
-        from snaketune.models.devices import resolve_compute
+        from snaketune.engine.model.devices import resolve_compute
 
         about = resolve_compute(spec.precision).about()
         dtype, kernel = about["dtype"], about["kernel"]

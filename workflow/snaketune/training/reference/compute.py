@@ -21,17 +21,18 @@ import torch
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base_models import Pretrained
 from snaketune.config.model_files import model_files
+from snaketune.engine.model.devices import Compute, resolve_compute, use_threads
+from snaketune.engine.model.logprobs import losses_of_rows
+from snaketune.engine.model.machine import inspect_machine
+from snaketune.engine.model.packing_support import choose_kernel
+from snaketune.engine.model.selftest import SelfTest, self_test
+from snaketune.engine.packing.pair_units import find_units
+from snaketune.engine.packing.rows import PackedRows
+from snaketune.engine.packing.shards import SPLITS
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import ADAPTER, AdapterStack, is_adapter_only
-from snaketune.models.devices import Compute, resolve_compute, use_threads
 from snaketune.models.load_model import own_tokenizer
-from snaketune.models.logprobs import losses_of_rows
-from snaketune.models.machine import inspect_machine
-from snaketune.models.packing_support import choose_kernel
-from snaketune.models.selftest import SelfTest, self_test
-from snaketune.packing.pair_units import find_units
-from snaketune.packing.reader import PackedRows, documents
-from snaketune.packing.shards import SPLITS
+from snaketune.packing.reader import documents, open_rows
 from snaketune.stages.cache.code_digest import code_digest
 from snaketune.stages.cache.fingerprint import cached_entries
 from snaketune.stages.cache.libraries import installed_version
@@ -84,7 +85,7 @@ class ReferenceModel:
         use_threads(loaded.config, compute)
         tested = self_test(loaded, packs, compute, training=False)
         if spec.apart and not merged:
-            from snaketune.models.adapters import load_adapter
+            from snaketune.engine.model.adapters import load_adapter
 
             loaded = load_adapter(loaded, self.results[0].folder / ADAPTER)
         return loaded, tested
@@ -122,7 +123,7 @@ def compute_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact) -
     compute = resolve_compute(spec.precision)
     report_findings(library_findings(spec, compute, inspect_machine(compute)))
     pack = pack.for_part(part)
-    rows_by_split = {split: PackedRows(pack, split) for split in SPLITS}
+    rows_by_split = {split: open_rows(pack, split) for split in SPLITS}
     packs = list(rows_by_split.values())
     if reference.tokenizer:
         check_same_tokens(spec.base, ChatTokenizer.load(reference.tokenizer[0].folder), packs)

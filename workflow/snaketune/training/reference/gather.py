@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.config.operation import Execution
+from snaketune.engine.model.devices import resolve_compute
+from snaketune.engine.model.packing_support import with_supported_kernel
+from snaketune.engine.packing.shards import SPLITS
 from snaketune.errors import SnaketuneError
-from snaketune.models.devices import resolve_compute
-from snaketune.models.packing_support import with_supported_kernel
 from snaketune.packing.reader import documents
-from snaketune.packing.shards import SPLITS
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.job import result_at
 from snaketune.stages.outcome import Outcome

@@ -1,4 +1,4 @@
-"""Log-probabilities of units of pairs (`packing.pair_units`), computed where no earlier pass has left them in a `RowStore`.
+"""Log-probabilities of units of pairs (`pair_units`), computed where no earlier pass has left them in a `RowStore`.
 
 Units that an earlier pass computed are reused, also from a pass that was killed. Rows without any such unit are computed as
 they are, in the batches of a pass that reuses nothing; the missing units of other rows are put into rows of their own. A unit's
@@ -19,13 +19,13 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from snaketune.models.logprobs import completion_logprobs
-from snaketune.packing.pair_units import Unit, UnitRows
-from snaketune.packing.reader import PackedRows
+from snaketune.engine.model.logprobs import completion_logprobs
+from snaketune.engine.packing.pair_units import Unit, UnitRows
+from snaketune.engine.packing.rows import PackedRows
+from snaketune.engine.reference_check import OUTLIER, ROUNDING
+from snaketune.progress import progress
 from snaketune.stages.cache.row_store import RowStore
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.progress import progress
-from snaketune.training.reference.logps_table import OUTLIER, ROUNDING
 
 SECONDS_BETWEEN_FILES = 20.0
 # Reused units that are computed again: one, and one for so many missing ones, at most CHECKED.

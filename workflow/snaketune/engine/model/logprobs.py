@@ -1,0 +1,157 @@
+"""Log-probabilities of supervised tokens, and their sums by completion, over batches whose size is found automatically.
+
+Shapes: N supervised tokens, C completions, P preference pairs.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from snaketune.engine.model.batches import Batch, collate
+from snaketune.engine.model.devices import Compute
+from snaketune.engine.model.forward import packed_losses
+from snaketune.engine.model.machine import is_out_of_memory, reset_peak_memory
+from snaketune.engine.packing.rows import PackedRows
+from snaketune.progress import progress
+
+# Tokens of the first batches, by device: enough to keep a GPU busy.
+FORWARD_TOKENS = {"cuda": 32768}
+FORWARD_TOKENS_ELSEWHERE = 8192
+# On a CPU, a matmul of at least so many rows gives each row the same bits whatever the others are; of few rows, kernels for
+# vectors and threads' shares of a row or two round otherwise (measured: below 4 with 1 thread, 12 with 2, 28 with 16).
+LEAST_ROWS = 64
+# Minimum relative gain in throughput for a doubled batch size to be retained.
+GAIN = 0.02
+# Timed passes of each size; the first of them allocates memory and isn't counted.
+PASSES = 3
+
+
+def token_losses(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+    """Return the negative log-probability of each supervised token, float32[N]."""
+    return packed_losses(model, batch, summed=False)
+
+
+def summed_losses(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+    """Return the sum of `token_losses`, a float32 scalar; its backward pass is cheaper than that of the single losses."""
+    return packed_losses(model, batch, summed=True)
+
+
+def completion_logprobs(losses_N: torch.Tensor, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return summed log-probabilities, float32[C], and token counts, int64[C], of the completions of packed pairs, in the
+    order of rows and their `completions`: chosen, rejected, chosen, ..."""
+    counts_C = batch["completion_tokens"]
+    member_losses_M = losses_N.index_select(0, batch["members"])
+    return losses_N.new_zeros(len(counts_C)).index_add(0, batch["member_completions"], -member_losses_M), counts_C
+
+
+def pair_logprobs(losses_N: torch.Tensor, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `completion_logprobs` by pair: sums, float32[P, 2], and counts, int64[P, 2], chosen first."""
+    sums_C, counts_C = completion_logprobs(losses_N, batch)
+    return sums_C.reshape(-1, 2), counts_C.reshape(-1, 2)
+
+
+def all_pair_logprobs(
+    model: torch.nn.Module, rows: PackedRows, compute: Compute, what: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return summed log-probabilities, float64[P, 2], and token counts, int64[P, 2], of all packed pairs, in row order."""
+    pairs = [pair_logprobs(losses_N, batch) for batch, losses_N in losses_by_batch(model, rows, compute, what)]
+    sums, counts = zip(*pairs)
+    return torch.cat([one.double().cpu() for one in sums]), torch.cat([one.cpu() for one in counts])
+
+
+def losses_by_batch(model: torch.nn.Module, rows: PackedRows, compute: Compute, what: str):
+    """Run all rows through `model` in order, and show progress; yield each batch and its losses, float32[N].
+
+    Batches are halved when memory runs out. `what` names it in messages.
+    """
+    done = ((batch, losses_N) for _, batch, losses_N in losses_of_rows(model, rows, range(len(rows)), compute, what))
+    batch_rows = AutoBatch(rows.row_length, compute.device).rows
+    yield from progress(done, what, "batches", -(-len(rows) // batch_rows))
+
+
+def losses_of_rows(
+    model: torch.nn.Module, rows: PackedRows, indices: Sequence[int], compute: Compute, what: str
+) -> Iterator[tuple[Sequence[int], dict[str, Any], torch.Tensor]]:
+    """Run the rows with these indices through `model`; yield each batch's indices, the batch, and its losses, float32[N]."""
+    model.eval()
+    auto_batch, done = AutoBatch(rows.row_length, compute.device), 0
+    while done < len(indices):
+        chunk, result, started = indices[done : done + auto_batch.rows], None, time.monotonic()
+        try:
+            result = _forward(model, [rows[row] for row in chunk], compute)
+        except Exception as error:
+            if auto_batch.rows == 1 or not is_out_of_memory(error):
+                raise
+        if result is None:
+            # Outside the handler, since its traceback holds references to tensors.
+            auto_batch.halve()
+            reset_peak_memory(compute.device)
+            print(f"{what}: out of memory; continuing with {auto_batch.rows} rows per batch", flush=True)
+            continue
+        if auto_batch.grows and len(chunk) == auto_batch.rows:
+            if compute.device.type != "cpu":
+                torch.accelerator.synchronize(compute.device)
+            auto_batch.record(result[0]["segments"].layout.document_tokens, time.monotonic() - started)
+        done += len(chunk)
+        yield chunk, *result
+
+
+@torch.no_grad()
+def _forward(model: torch.nn.Module, rows: list[dict[str, Any]], compute: Compute) -> tuple[Batch, torch.Tensor]:
+    batch = collate(rows, compute.kernel)
+    if "members" in batch and compute.device.type == "cpu" and len(batch["sources"]) < LEAST_ROWS:
+        batch = collate([*rows, _filler()], compute.kernel)
+    batch = batch.to(compute.device)
+    with compute.autocast():
+        return batch, token_losses(model, batch)
+
+
+def _filler() -> dict[str, Any]:
+    """Return a row whose tokens are in no completion."""
+    ids, none = np.zeros(LEAST_ROWS + 1, np.int32), np.empty(0, np.int32)
+    one = np.array([len(ids)], np.int32), np.zeros(1, np.int32), np.zeros(1, np.int32), none
+    columns = ("segment_lengths", "prefix_lengths", "prefix_segments", "completions")
+    return {"input_ids": ids, "labels": ids} | dict(zip(columns, one))
+
+
+class AutoBatch:
+    """Batch size in rows (`rows`) of forward passes without gradients, adjusted to throughput and memory.
+
+    On a GPU, each batch size is timed for a few passes and doubled as long as throughput grows; when memory runs out, it is
+    halved. On a CPU, larger batches gain nothing (they outgrow its caches), so the size is constant, which makes an interrupted
+    pass sum exactly as an uninterrupted one.
+    """
+
+    def __init__(self, row_length: int, device: torch.device):
+        self.rows = max(1, FORWARD_TOKENS.get(device.type, FORWARD_TOKENS_ELSEWHERE) // row_length)
+        self.grows = device.type == "cuda"
+        self.rate = 0.0
+        self._passes: list[tuple[int, float]] = []
+
+    def record(self, tokens: int, seconds: float) -> None:
+        """Record a forward pass over a full batch, and adjust `rows`.
+
+        >>> search = AutoBatch(1024, torch.device("cpu"))
+        >>> search.grows = True
+        >>> for rows, seconds in ((8, 4.0), (8, 2.0), (8, 2.0), *[(16, 3.0)] * 3, *[(32, 6.0)] * 3):
+        ...     assert search.rows == rows
+        ...     search.record(rows * 1024, seconds)
+        >>> search.rows, search.grows
+        (16, False)
+        """
+        self._passes.append((tokens, seconds))
+        if not self.grows or len(self._passes) < PASSES:
+            return
+        counted_tokens, counted_seconds = map(sum, zip(*self._passes[1:]))
+        rate = counted_tokens / max(counted_seconds, 1e-9)
+        self.grows = rate > (1 + GAIN) * self.rate
+        self.rows = self.rows * 2 if self.grows else self.rows // 2
+        self.rate, self._passes = rate, []
+
+    def halve(self) -> None:
+        """Halve the batch size after an out-of-memory error, and stop growing."""
+        self.rows //= 2
+        self.grows = False

@@ -1,1 +1,0 @@
-"""Checkpoints without pickles, exact resume, and the saved model."""

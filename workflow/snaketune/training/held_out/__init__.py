@@ -1,1 +1,0 @@
-"""Held-out rows that are measured while a training runs, and what the measurements decide."""

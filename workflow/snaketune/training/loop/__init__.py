@@ -1,1 +1,0 @@
-"""The training loop: trainers on transformers' Trainer, data order, prefetch, throughput and preemption."""

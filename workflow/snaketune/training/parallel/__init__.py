@@ -1,1 +1,0 @@
-"""Weights and optimizer states sharded over processes: FSDP2 and DeepSpeed's ZeRO."""

@@ -1,1 +1,0 @@
-"""Preference optimization: losses, trainer, batches, metrics and the monitor of a training."""

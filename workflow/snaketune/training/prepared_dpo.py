@@ -1,0 +1,48 @@
+"""Preparation of a preference training: its pairs with their reference log-probabilities, and its initial weights."""
+
+from dataclasses import replace
+
+from snaketune.artifacts.manifest import Artifact
+from snaketune.engine.dpo import DpoTrainer
+from snaketune.engine.model.packing_support import with_supported_kernel
+from snaketune.errors import SnaketuneError
+from snaketune.models.adapter_stack import ADAPTER, AdapterStack, check_trained_on
+from snaketune.training.pair_rows import pair_rows
+from snaketune.training.prepared import PreparedTraining, TrainingRun
+from snaketune.training.reference.logps_table import check_ref_logps
+
+
+def prepare_dpo(
+    run: TrainingRun, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None
+) -> PreparedTraining:
+    """Prepare a training on packed pairs, whose initial weights are also the reference, unless the spec names another.
+
+    Args:
+        results: the SFT result and, if it is an adapter alone, its base layers, from the top down.
+        ref_logps: the reference log-probabilities; required if the loss needs a reference.
+    Raises:
+        SnaketuneError: the log-probabilities are missing, or don't belong to this run's reference.
+    """
+    spec, tokenizer = run.spec, results[0].folder
+    base_layers = results[1:] if spec.continued else results
+    initial = AdapterStack(
+        results=base_layers, base=spec.base, tokenizer=tokenizer, trust_remote_code=spec.trust_remote_code
+    )
+    if not run.has_passed:
+        run = replace(run, compute=with_supported_kernel(run.compute, initial.config(), dropout=DpoTrainer.drops_out))
+    # Before the rows are read, which are those of the pairs that the log-probabilities are for.
+    if ref_logps:
+        share_kernels = run.operation.share_kernels
+        check_ref_logps(ref_logps, spec, model=results, pack=pack, compute=run.compute, share_kernels=share_kernels)
+    elif spec.needs_reference:
+        raise SnaketuneError(
+            f"loss {spec.loss} needs reference log-probabilities, and the job has none; add a ref_logps result to its inputs"
+        )
+    if spec.continued:
+        # The SFT result's adapter is attached to its base layers and trained further.
+        check_trained_on(results[0], base_layers)
+        run = replace(run, adapter=tokenizer / ADAPTER)
+    rows = pair_rows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha)
+    held_out = pair_rows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha, split="held_out")
+    prepared = PreparedTraining(trainer_class=DpoTrainer, rows=rows, run=run, initial=initial, held_out=held_out)
+    return prepared.with_kernel()

@@ -1,0 +1,27 @@
+"""Preparation of an SFT training: its rows, in either format, and its initial weights."""
+
+from snaketune.artifacts.manifest import Artifact
+from snaketune.engine.packing.shards import FORMAT_VERSIONS
+from snaketune.engine.sft import SftTrainer
+from snaketune.models.adapter_stack import AdapterStack
+from snaketune.packing.reader import open_rows, sources_of
+from snaketune.training.prepared import PreparedTraining, TrainingRun
+
+
+def prepare_sft(
+    run: TrainingRun, pack: Artifact, tokenizer: Artifact, results: tuple[Artifact, ...] = ()
+) -> PreparedTraining:
+    """Prepare a training on rows of either format, from `results` if there are any, else from the spec's base."""
+    spec = run.spec
+    initial = AdapterStack(
+        results=results, base=spec.base, tokenizer=tokenizer.folder, trust_remote_code=spec.trust_remote_code
+    )
+    if pack.manifest.get("format_version") in FORMAT_VERSIONS["sft"]:
+        rows = open_rows(pack, "train", run.operation.load_in_memory)
+        held_out = open_rows(pack, "held_out", run.operation.load_in_memory, columns=sources_of)
+        prepared = PreparedTraining(trainer_class=SftTrainer, rows=rows, run=run, initial=initial, held_out=held_out)
+        return prepared.with_kernel()
+    # TRL takes a second to import.
+    from snaketune.training.trl_trainer import RawRows, RawTrainer
+
+    return PreparedTraining(trainer_class=RawTrainer, rows=RawRows(pack, tokenizer.folder), run=run, initial=initial)
