@@ -2,7 +2,7 @@
 # make real   fine-tunes a small pretrained model (93 MB to download, twelve minutes) and shows its answers before and after
 # make test   runs the test suite, as for each push
 # make test-all   also runs the slow tests: several processes, races, all features in all launchers
-# make upgrade-test   tests staleness and modules with the newest Snakemake; names the tested and the pinned version
+# make upgrade-test   tests with the newest Snakemake, and with the newest torch, transformers, TRL and peft; names what fails
 # make slurm-profile   writes the partitions that SLURM reports to profiles/slurm/cluster.yaml, for snakemake --profile profiles/slurm
 # make bench-data   the data path compared with TRL and others, on one thread; needs an idle machine and the files below data/
 # make bench-sft    SFT compared with TRL on one core; needs an idle machine and gsm8k below data/
@@ -18,7 +18,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run real test test-all upgrade-test slurm-profile lint docs lock bench-data bench-sft bench-dpo bench-gpu gpu-wheels bench-scale bench-doctor bench-vocabularies families torture
+.PHONY: run real test test-all upgrade-test upgrade-test-snakemake upgrade-test-libraries slurm-profile lint types docs lock bench-data bench-sft bench-dpo bench-gpu gpu-wheels bench-scale bench-doctor bench-vocabularies families torture
 .DEFAULT_GOAL := run
 
 run: .venv/installed
@@ -44,18 +44,40 @@ test: .venv/installed
 test-all: .venv/installed
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTEST) -m 'slow or not slow'
 
+# Both are tested, whatever fails of the first.
+upgrade-test:
+	@$(MAKE) --no-print-directory --keep-going upgrade-test-snakemake upgrade-test-libraries
+
 # The newest Snakemake and its plugin interfaces precede those of .venv; everything else stays pinned. SNAKEMAKE=snakemake==VERSION
 # selects another version.
 NEWEST := build/newest-snakemake
 SNAKEMAKE ?= snakemake
-upgrade-test: .venv/installed
+upgrade-test-snakemake: .venv/installed
 	@rm -rf $(NEWEST) && mkdir -p $(NEWEST)
 	@grep -v '^snakemake' requirements.lock > $(NEWEST)/others.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check --target $(NEWEST) --constraint $(NEWEST)/others.txt '$(SNAKEMAKE)'
 	@export PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH="$(CURDIR)/$(NEWEST):$(CURDIR)/workflow"; \
 	  tested=$$(python -c 'import snakemake; print(snakemake.__version__)'); pinned=$$(sed -n 's/^snakemake==//p' requirements.lock); \
 	  echo "Snakemake $$tested is tested; $$pinned is pinned: $$(test $$tested = $$pinned && echo the same || echo they differ)"; \
-	  $(PYTEST) tests/workflow/test_staleness.py tests/workflow/test_by_hand.py tests/workflow/test_job_files.py tests/workflow/test_module.py
+	  $(PYTEST) tests/test_foreign_internals.py tests/workflow/test_staleness.py tests/workflow/test_by_hand.py \
+	    tests/workflow/test_job_files.py tests/workflow/test_module.py
+
+# An environment of its own, in which only these libraries and what they bring along aren't pinned. LIBRARIES='trl==1.17.0' selects
+# others, and TESTS a part of the tests.
+NEWEST_LIBRARIES := build/newest-libraries
+LIBRARIES ?= torch transformers trl peft
+NOT_PINNED := torch|triton|nvidia|cuda|transformers|tokenizers|huggingface|hf[-_]xet|safetensors|trl|peft|accelerate
+upgrade-test-libraries:
+	@rm -rf $(NEWEST_LIBRARIES) && $(PYTHON) -m venv $(NEWEST_LIBRARIES)
+	@grep -Ev '^($(NOT_PINNED))' requirements.lock > $(NEWEST_LIBRARIES)/others.txt
+	@$(NEWEST_LIBRARIES)/bin/pip install --quiet --disable-pip-version-check --constraint $(NEWEST_LIBRARIES)/others.txt \
+	  $(LIBRARIES) --editable '.[dev]'
+	@export PATH="$(CURDIR)/$(NEWEST_LIBRARIES)/bin:$$PATH" PYTHONPATH="$(CURDIR)/workflow"; \
+	  for name in torch transformers trl peft; do \
+	    tested=$$(python -c "from importlib.metadata import version; print(version('$$name'))"); pinned=$$(sed -n "s/^$$name==//p" requirements.lock); \
+	    echo "$$name $$tested is tested; $$pinned is pinned"; \
+	  done; \
+	  $(PYTEST) $(TESTS)
 
 # Without the environment, the executor plugin alone is enough.
 DESCRIBES := $(if $(wildcard .venv/installed),.venv,build/slurm-profile)
@@ -109,7 +131,14 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile workflow
+	$(MAKE) --no-print-directory types
 	PATH="$(CURDIR)/$(BIN):$$PATH" snakemake --lint
+
+# Strict where it is decided which jobs run. pyproject.toml has the settings, which are basic.
+STRICT := config artifacts stages cluster snakemake_adapter
+types: .venv/installed
+	$(BIN)/pyrefly check --summary=none
+	cd workflow/snaketune && $(CURDIR)/$(BIN)/pyrefly check --summary=none --preset strict $(STRICT)
 
 docs: .venv/installed
 	PYTHONPATH=workflow $(BIN)/python docs/write_config.py

@@ -4,6 +4,5 @@
 include: "workflow/Snakefile"
 
 
-# Rules of an included file don't become the default target. In a module, the rule may be renamed or left out.
-if workflow.is_rule(rules.all.rule.name):
-    workflow.default_target = rules.all.rule.name
+# Rules of an included file don't become the default target.
+set_default_target(workflow, rules)

@@ -15,11 +15,12 @@ PACKAGE = ROOT / "workflow/snaketune"
 PACKAGES = (
     "engine", "config", "artifacts", "stages", "cluster", "corpus", "tokenization", "preview", "packing", "models", "tracking",
     "training", "evaluation", "diagnostics", "publishing", "report",
+    "snakemake_adapter",
 )  # fmt: skip
 WIDTH, ROW, BOX, TOP = 1000, 62, 610, 20
 COLOURS = (
     "#1f6f8b", "#8b5a1f", "#3f7d3a", "#7a3f7d", "#a03a3a", "#3a4ea0", "#6b6b1f", "#1f8b6f", "#8b1f5a", "#5a5a8b",
-    "#8b7a1f", "#444444", "#2f5d50", "#b0651d", "#4a6fa5", "#7d3a4e",
+    "#8b7a1f", "#444444", "#2f5d50", "#b0651d", "#4a6fa5", "#7d3a4e", "#6b4a8b",
 )  # fmt: skip
 HEAD = "| module | what it does |\n|---|---|\n"
 PAGE = f"""# Architecture
@@ -43,9 +44,9 @@ Everything about a stage is in one module: the declaration `STAGE = Stage(...)` 
 lists what it holds, `stages/table.py` names the modules). A rule, its file and that module have one name. The module imports
 nothing heavy; `build` imports the modules beside it that compute.
 
-In the picture, each line goes from a package to one above it that it imports. Snakemake's files import `config`, `stages`,
-`cluster`, `preview`, `publishing` and `report`; nothing in the package imports Snakemake. This page is written from the code
-by `docs/draw_architecture.py` (`make docs`), and a test checks that it is up to date.
+In the picture, each line goes from a package to one above it that it imports. Snakemake's files ask `snakemake_adapter`, and
+nothing else in the package imports Snakemake. This page is written from the code by `docs/draw_architecture.py`
+(`make docs`), and a test checks that it is up to date.
 
 ![Packages and imports](architecture.svg)
 

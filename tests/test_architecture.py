@@ -1,5 +1,5 @@
-"""The architecture page is up to date; no package imports from below; a rule, its file and its module have one name; nothing is
-patched."""
+"""The architecture page is up to date; no package imports from below, and only one Snakemake; a rule, its file and
+its module have one name; nothing is patched."""
 
 import re
 from importlib.util import module_from_spec, spec_from_file_location
@@ -42,10 +42,18 @@ def test_the_engine_knows_nothing_of_the_workflow():
     assert drawn.imported_packages()["engine"] == set()
 
 
-def test_no_module_imports_what_is_for_tests():
-    found = {
+def importing(pattern: str) -> set[str]:
+    """The modules that import what begins with this pattern."""
+    return {
         path.relative_to(drawn.PACKAGE).as_posix()
         for path in drawn.PACKAGE.rglob("*.py")
-        if re.search(r"^\s*(import|from) unittest\b", path.read_text(encoding="utf-8"), re.MULTILINE)
+        if re.search(rf"^\s*(import|from) {pattern}", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
-    assert not found
+
+
+def test_only_the_adapter_imports_snakemake():
+    assert {name.split("/")[0] for name in importing("snakemake")} == {"snakemake_adapter"}
+
+
+def test_no_module_imports_what_is_for_tests():
+    assert not importing(r"unittest\b")

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from snaketune.config.packing import Packing
+from snaketune.engine.packing import planner
 from snaketune.engine.packing.pair_overflow import whole_pairs
 from snaketune.engine.packing.truncation import STEP, DropCounts, lost_to_length, warning
-from snaketune.engine.packing import planner
 from snaketune.stages.specs import PlanSpec
 from tests.packing.made_index import index, runs_of
 

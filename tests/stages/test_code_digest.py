@@ -8,6 +8,7 @@ from importlib import import_module
 import pytest
 
 from snaketune import progress
+from snaketune.snakemake_adapter.package import PREFIX
 from snaketune.stages.cache import code_digest as code
 from snaketune.stages.table import STAGES
 
@@ -126,11 +127,9 @@ def test_progress_hands_on_what_it_gets(monkeypatch):
 
 def test_the_shell_prefix_sets_nothing_that_shapes_a_result():
     """For a new variable it has to be decided whether it counts."""
-    rules = (code.PACKAGE_FOLDER.parent / "rules/package.smk").read_text(encoding="utf-8")
-    (prefix,) = re.findall(r"^PREFIX = \((.*?)\n\)\n", rules, re.DOTALL | re.MULTILINE)
     # Threads are what torch's sums depend on: in a training's manifest, and as many as at its first attempt.
     known = {"OMP_WAIT_POLICY", "RAYON_NUM_THREADS", "PYTHONPATH", "SNAKETUNE_CONFIG"}
-    assert set(re.findall(r"\b([A-Z_]{4,})=", prefix)) == known
+    assert set(re.findall(r"\b([A-Z_]{4,})=", PREFIX)) == known
 
 
 @pytest.fixture

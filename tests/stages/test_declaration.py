@@ -90,6 +90,7 @@ def test_a_rule_names_what_is_declared(stage):
     assert f'run="{folder}/run.json"' in rule
     assert f'directory("{folder}/{declared.payload}")' in rule or stage == "report"
     assert f"python -m snaketune {stage} {{input.job:q}}" in rule
+    assert f'    params:\n        spec=spec_of("{stage}"),\n' in rule
     # A training that is sent a signal leaves a checkpoint, and its shell waits for that.
     assert ("trap '' TERM; " in rule) == bool(declared.launcher)
     (threads,) = re.findall(r"^    threads: (.*)$", rule, re.MULTILINE)

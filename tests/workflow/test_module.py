@@ -3,7 +3,6 @@
 There is no network: git takes a folder for https://github.com/, so that github() clones by a file:// URL.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -13,6 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from snaketune.snakemake_adapter.package import files_of, is_copy
 
 from .command_line import snakemake
 from .conftest import ROOT, Project, copy_code, made_once, rules_in
@@ -199,6 +200,11 @@ def test_a_rule_of_the_users_own_is_made_of_results(user):
     user.write(
         GITHUB,
         f"""use rule * from snaketune
+onstart:
+    snaketune.onstart()
+onsuccess:
+    snaketune.onsuccess()
+    print("called")
 rule lines:
     default_target: True
     input:
@@ -209,7 +215,8 @@ rule lines:
         "wc -l {{input}} > {{output}}"
 """,
     )
-    assert rules_in(user.snakemake()) == {"corpus", "lines"}
+    said = user.snakemake()
+    assert rules_in(said) == {"corpus", "lines"} and "called" in said
     assert (user.folder / "lines.txt").is_file()
     assert "Nothing to be done" in user.snakemake()
 
@@ -306,18 +313,14 @@ def write_below(folder: Path) -> None:
     ],
 )
 def test_a_copy_of_the_package_holds_its_files_and_nothing_else(tmp_path, change, kept):
-    text = (ROOT / "workflow/rules/package.smk").read_text(encoding="utf-8")
-    rules = {"hashlib": hashlib, "shutil": shutil}
-    exec(text[text.index("def files_of(") : text.index("def copied(")], rules)
-    exec(text[text.index("def is_copy(") : text.index("PACKAGE =")], rules)
     (package := tmp_path / "copy/snaketune").mkdir(parents=True)
     (package / "errors.py").touch()
     (outside := tmp_path / "outside").mkdir()
     (outside / "letter.txt").touch()
-    files = rules["files_of"](package)
+    files = files_of(package)
     (package / "__pycache__").mkdir()
     change(tmp_path / "copy")
-    assert rules["is_copy"](tmp_path / "copy", files) == kept
+    assert is_copy(tmp_path / "copy", files) == kept
     assert not kept or not [*package.glob("__pycache__/*")]
     assert (outside / "letter.txt").is_file()
 

@@ -150,6 +150,13 @@ def test_graphs_summary_and_lint(finished, argument, shown):
     assert shown in finished.snakemake(argument)
 
 
+def test_snakemake_lists_the_results_whose_slice_of_the_config_has_changed(project):
+    project.config["dpo"]["run"]["beta"] = 0.5
+    listed = project.snakemake("--list-params-changes")
+    assert "results/dpo/run/manifest.json" in listed
+    assert "results/sft/run/manifest.json" not in listed
+
+
 def test_snakemakes_own_report_holds_every_page_with_its_caption(project):
     project.snakemake("--report", "report.html")
     html = project.read("report.html")
@@ -158,6 +165,8 @@ def test_snakemakes_own_report_holds_every_page_with_its_caption(project):
         assert page in html
     for caption in ("a curve per run", "the first of each corpus by id"):
         assert caption in html
+    # The slice of the config that the report reads.
+    assert "spec" in html and "sort_by" in html
 
 
 def test_the_report_page_is_one_file_without_network(finished):

@@ -14,6 +14,8 @@ rule bottleneck:
     threads: 1
     resources:
         **resources_of("bottleneck"),
+    params:
+        spec=spec_of("bottleneck"),
     shell:
         "python -m snaketune bottleneck {input.job:q} 2>&1 | tee {log:q}"
 

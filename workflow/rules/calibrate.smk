@@ -15,6 +15,8 @@ rule calibrate:
     threads: threads_of("calibrate")
     resources:
         **resources_of("calibrate"),
+    params:
+        spec=spec_of("calibrate"),
     shell:
         "trap '' TERM; python -m snaketune calibrate {input.job:q} 2>&1 | tee {log:q}"
 

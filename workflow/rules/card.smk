@@ -14,5 +14,7 @@ rule card:
     threads: 1
     resources:
         **resources_of("card"),
+    params:
+        spec=spec_of("card"),
     shell:
         "python -m snaketune card {input.job:q} 2>&1 | tee {log:q}"

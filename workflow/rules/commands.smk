@@ -7,7 +7,7 @@ from snaketune.publishing.push import as_json
 rule preview:
     """Preview the files of all corpora as the model would see them; runs whenever it is the target, as it has no output."""
     input:
-        lambda wildcards: [file for job in graph.stage("corpus") for file in job.files["files"]],
+        adapter.previewed,
     log:
         "results/logs/preview.log",
     localrule: True
@@ -15,7 +15,7 @@ rule preview:
         "../../envs/data.yaml"
     params:
         # A function, so that Snakemake doesn't take braces in a config for wildcards.
-        corpora=lambda wildcards: corpora_of(graph),
+        corpora=lambda wildcards: corpora_of(adapter.graph),
     shell:
         "python -m snaketune preview --corpora {params.corpora:q} --html results/preview/preview.html 2>&1 | tee {log:q}"
 
@@ -23,14 +23,14 @@ rule preview:
 rule push:
     """Upload models to the Hub, each with its card; runs only as the target `snakemake push`."""
     input:
-        pushed,
+        adapter.pushed,
     log:
         "results/logs/push.log",
     localrule: True
     conda:
         "../../envs/data.yaml"
     params:
-        models=as_json(graph.config.push),
+        models=as_json(adapter.graph.config.push),
     shell:
         "python -m snaketune push --models {params.models:q} 2>&1 | tee {log:q}"
 

@@ -15,6 +15,8 @@ rule convert:
     threads: 1
     resources:
         **resources_of("convert"),
+    params:
+        spec=spec_of("convert"),
     shell:
         "python -m snaketune convert {input.job:q} 2>&1 | tee {log:q}"
 

@@ -15,5 +15,7 @@ rule corpus:
     threads: 1
     resources:
         **resources_of("corpus"),
+    params:
+        spec=spec_of("corpus"),
     shell:
         "python -m snaketune corpus {input.job:q} 2>&1 | tee {log:q}"

@@ -15,5 +15,7 @@ rule dpo:
     threads: threads_of("dpo")
     resources:
         **resources_of("dpo"),
+    params:
+        spec=spec_of("dpo"),
     shell:
         "trap '' TERM; python -m snaketune dpo {input.job:q} 2>&1 | tee {log:q}"

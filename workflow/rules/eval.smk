@@ -15,5 +15,7 @@ rule eval:
     threads: threads_of("eval")
     resources:
         **resources_of("eval"),
+    params:
+        spec=spec_of("eval"),
     shell:
         "python -m snaketune eval {input.job:q} 2>&1 | tee {log:q}"

@@ -15,5 +15,7 @@ rule merge:
     threads: 1
     resources:
         **resources_of("merge"),
+    params:
+        spec=spec_of("merge"),
     shell:
         "python -m snaketune merge {input.job:q} 2>&1 | tee {log:q}"

@@ -14,5 +14,7 @@ rule pack:
     threads: 1
     resources:
         **resources_of("pack"),
+    params:
+        spec=spec_of("pack"),
     shell:
         "python -m snaketune pack {input.job:q} 2>&1 | tee {log:q}"

@@ -15,5 +15,7 @@ rule plan:
     threads: 1
     resources:
         **resources_of("plan"),
+    params:
+        spec=spec_of("plan"),
     shell:
         "python -m snaketune plan {input.job:q} 2>&1 | tee {log:q}"

@@ -17,5 +17,7 @@ rule preflight:
     threads: 1
     resources:
         **resources_of("preflight"),
+    params:
+        spec=spec_of("preflight"),
     shell:
         "python -m snaketune preflight {input.job:q} 2>&1 | tee {log:q}"

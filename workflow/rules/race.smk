@@ -15,5 +15,7 @@ rule race:
     threads: 1
     resources:
         **resources_of("race"),
+    params:
+        spec=spec_of("race"),
     shell:
         "python -m snaketune race {input.job:q} 2>&1 | tee {log:q}"

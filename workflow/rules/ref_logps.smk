@@ -15,5 +15,7 @@ rule ref_logps:
     threads: threads_of("ref_logps")
     resources:
         **resources_of("ref_logps"),
+    params:
+        spec=spec_of("ref_logps"),
     shell:
         "python -m snaketune ref_logps {input.job:q} 2>&1 | tee {log:q}"

@@ -15,5 +15,7 @@ rule ref_pass:
     threads: threads_of("ref_pass")
     resources:
         **resources_of("ref_pass"),
+    params:
+        spec=spec_of("ref_pass"),
     shell:
         "python -m snaketune ref_pass {input.job:q} 2>&1 | tee {log:q}"

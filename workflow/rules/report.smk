@@ -6,7 +6,7 @@ rule report:
     input:
         unpack(inputs_of("report")),
     output:
-        **link_to_best(),
+        **adapter.link_to_best(),
         manifest="results/report/manifest.json",
         run="results/report/run.json",
         pages=[
@@ -16,9 +16,9 @@ rule report:
                 category=category,
                 labels={"page": page},
             )
-            for page, (category, caption) in pages_of(graph).items()
+            for page, (category, caption) in pages_of(adapter.graph).items()
         ],
-        judged=[f"results/report/pages/{name}" for name in judging_files(graph)],
+        judged=[f"results/report/pages/{name}" for name in judging_files(adapter.graph)],
     log:
         "results/logs/report.log",
     localrule: True
@@ -27,5 +27,7 @@ rule report:
     threads: 1
     resources:
         **resources_of("report"),
+    params:
+        spec=spec_of("report"),
     shell:
         "python -m snaketune report {input.job:q} 2>&1 | tee {log:q}"

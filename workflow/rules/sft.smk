@@ -15,5 +15,7 @@ rule sft:
     threads: threads_of("sft")
     resources:
         **resources_of("sft"),
+    params:
+        spec=spec_of("sft"),
     shell:
         "trap '' TERM; python -m snaketune sft {input.job:q} 2>&1 | tee {log:q}"

@@ -15,5 +15,7 @@ rule timing:
     threads: threads_of("timing")
     resources:
         **resources_of("timing"),
+    params:
+        spec=spec_of("timing"),
     shell:
         "trap '' TERM; python -m snaketune timing {input.job:q} 2>&1 | tee {log:q}"

@@ -15,5 +15,7 @@ rule tokenize:
     threads: 1
     resources:
         **resources_of("tokenize"),
+    params:
+        spec=spec_of("tokenize"),
     shell:
         "python -m snaketune tokenize {input.job:q} 2>&1 | tee {log:q}"

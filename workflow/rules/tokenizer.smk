@@ -15,5 +15,7 @@ rule tokenizer:
     threads: threads_of("tokenizer")
     resources:
         **resources_of("tokenizer"),
+    params:
+        spec=spec_of("tokenizer"),
     shell:
         "python -m snaketune tokenizer {input.job:q} 2>&1 | tee {log:q}"

@@ -15,5 +15,7 @@ rule write:
     threads: 1
     resources:
         **resources_of("write"),
+    params:
+        spec=spec_of("write"),
     shell:
         "python -m snaketune write {input.job:q} 2>&1 | tee {log:q}"

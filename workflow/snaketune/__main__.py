@@ -69,8 +69,8 @@ def _run_command(options: argparse.Namespace) -> int:
         case "export-ref-logps":
             from snaketune.publishing.export_ref_logps import export_ref_logps
 
-            inputs = [result_at(path) for path in (options.ref_logps, options.pack, options.corpus)]
-            written = export_ref_logps(*inputs, options.split, options.out)
+            ref_logps, pack, corpus = (result_at(path) for path in (options.ref_logps, options.pack, options.corpus))
+            written = export_ref_logps(ref_logps, pack, corpus, options.split, options.out)
             print(f"{written} pairs in {options.out}")
         case "push":
             from snaketune.publishing.push import push, requested_models

@@ -48,7 +48,8 @@ class Artifact:
         Args:
             entries: names of manifest entries that the stage reads besides the content, such as `spec.kind`.
         """
-        manifest = {"payload": self.manifest["payload"], "records": {}, **counted_entries(self.manifest, entries)}
+        fixed: dict[str, Any] = {"payload": self.manifest["payload"], "records": {}}
+        manifest = fixed | counted_entries(self.manifest, entries)
         return replace(self, manifest=manifest, entries=entries, whole=self.provenance)
 
     @property
@@ -102,7 +103,7 @@ def read_artifact(manifest_path: Path, payload: str) -> Artifact:
     described = [manifest.get(part) for part in ("payload", "records")] if isinstance(manifest, dict) else [None]
     if not all(isinstance(part, dict) and all(map(_is_described, part.values())) for part in described):
         problem = "is no snaketune manifest: payload or records are missing or malformed"
-    elif outside := [name for part in described for name in part if not _is_inside(name)]:
+    elif outside := [name for part in described for name in part or () if not _is_inside(name)]:
         problem = f"lists the file {outside[0]!r}, which is outside its payload; no stage writes such a name"
     elif is_damaged(manifest):
         problem = "is damaged: its content doesn't match its digest"

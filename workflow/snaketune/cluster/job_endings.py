@@ -37,8 +37,8 @@ class JobEnding(NamedTuple):
 @contextmanager
 def note_job_number(folder: Path) -> Iterator[None]:
     """Store the number of this SLURM job while it makes the result of `folder`; after a failure it is retained."""
+    note = _note(folder)
     if number := os.environ.get("SLURM_JOB_ID"):
-        note = _note(folder)
         note.parent.mkdir(parents=True, exist_ok=True)
         numbers = [one for one in last_numbers(folder) if one != number]
         note.write_text("\n".join([*numbers, number, ""]), encoding="utf-8")

@@ -76,7 +76,9 @@ class ResourceRequests:
 
     def _raised(self, group: JobGroup, key: str) -> dict[str, ResourceRequest]:
         """The requests of jobs that are sent as one, more of what an attempt ran out of. Args: key: for errors."""
-        requests, attempts = dict(group.requests), {}
+        assert self.site is not None
+        requests = dict(group.requests)
+        attempts: dict[str, list[str]] = {}
         for manifest in requests:
             for number in last_numbers(Path(manifest).parent):
                 attempts.setdefault(number, []).append(manifest)
@@ -156,7 +158,7 @@ class ResourceRequests:
     def _group(self, jobs: list[Job], in_turn: bool) -> list[JobGroup]:
         """A group; nothing if it isn't short or doesn't fit in one partition. Args: in_turn: whether its jobs run one
         after the other."""
-        if len(jobs) > MAX_JOBS:
+        if len(jobs) > MAX_JOBS or self.site is None:
             return []
         try:
             requests = {job.manifest: self.alone(job) for job in jobs}

@@ -7,7 +7,6 @@ import logging
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 from snaketune.cluster.resources import ResourceRequests
@@ -30,25 +29,25 @@ UP = {"idle", "mixed", "allocated", "completing", "planned", "reserved"}
 _answered_at = float("-inf")
 
 
-def check(requests: ResourceRequests, sent: Mapping[str, Job], log: logging.Logger, *, waits: bool) -> None:
+def check(
+    requests: ResourceRequests,
+    sent: Mapping[str, Job],
+    partition_of: Callable[[str, int, Mapping[str, Any]], str | None],
+    log: logging.Logger,
+    *,
+    waits: bool,
+) -> None:
     """Raise SnaketuneError if SLURM would refuse a job, or a group.
 
     Args:
         sent: one job of each that is sent, by name (`ResourceRequests.submissions`).
+        partition_of: the partition that the executor chooses, by name, CPUs and resources of what is sent.
         waits: whether to wait for a controller that is away; otherwise nothing is checked then, and that is logged.
     """
-    from snakemake_executor_plugin_slurm.partitions import get_best_partition, read_partition_file
-
-    account, file = requests.site.account, site_file()
-    if sent and account:
-        _check_account(account, log)
-    partitions, checked = read_partition_file(file), dict[tuple[str, ...], str]()
+    checked: dict[tuple[str, ...], str] = {}
     for name, job in sent.items():
         threads, resources = requests.submitted(job)
-        # The executor chooses by the sums of the group's jobs.
-        summed = SimpleNamespace(name=name, threads=threads, resources=resources)
-        partition = get_best_partition(partitions, summed, logging.Logger("unused"))
-        checked.setdefault(sbatch_options(threads, resources, partition), name)
+        checked.setdefault(sbatch_options(threads, resources, partition_of(name, threads, resources)), name)
     if waits:
         wait_for_controller(log.warning)
     elif checked and not pings():
@@ -64,19 +63,8 @@ def check(requests: ResourceRequests, sent: Mapping[str, Job], log: logging.Logg
                 continue
             sent_as = f"{name} (sbatch {' '.join(options)})"
             raise SnaketuneError(
-                f"SLURM would refuse {sent_as}: {words}; correct {file}: this user has {valid_names()}"
+                f"SLURM would refuse {sent_as}: {words}; correct {site_file()}: this user has {valid_names()}"
             )
-
-
-def _check_account(account: str, log: logging.Logger) -> None:
-    """Raise SnaketuneError if the executor would refuse the account: while it submits a group, that makes it wait forever."""
-    from snakemake.exceptions import WorkflowError
-    from snakemake_executor_plugin_slurm.accounts import validate_account
-
-    try:
-        validate_account(account, log)
-    except WorkflowError as error:
-        raise SnaketuneError(f"{' '.join(str(error).split())}; correct `account` in {site_file()}") from None
 
 
 def wait_for_controller(log: Callable[[str], None]) -> None:

@@ -42,7 +42,7 @@ class Model(BaseModel):
         # YAML reads yes, on and true as booleans, which pydantic would convert to 1.
         if not isinstance(value, bool):
             return value
-        annotation = cls.model_fields[info.field_name].annotation
+        annotation = cls.model_fields[str(info.field_name)].annotation
         allowed = (annotation, *get_args(annotation), *(one for kind in get_args(annotation) for one in get_args(kind)))
         # `in` would find the number 1 for true.
         if not any(kind is bool or kind is value for kind in allowed):

@@ -49,7 +49,7 @@ class Condition(Model):
                 ) from None
             quoted = len(spelled) > 1 and spelled[0] == spelled[-1] == "'"
             value = spelled[1:-1] if quoted else spelled
-        if isinstance(value, list | dict):
+        if isinstance(value, (list, dict)):
             raise ValueError(
                 f"{text!r} compares with a list or an object; expected true, false, null, a number or a text"
             )

@@ -137,7 +137,7 @@ def _vary(key: str, name: str, run: Any) -> dict[str, Any]:
             _set(key, variant, str(dotted), value)
             shown = str(value).removeprefix("sft:")
             # A list, a section, or a text that can't be in a name, is named by its index in the grid.
-            if isinstance(value, list | dict) or not IN_A_NAME.fullmatch(shown):
+            if isinstance(value, (list, dict)) or not IN_A_NAME.fullmatch(shown):
                 shown = str(grid[dotted].index(value))
             called += f"-{str(dotted).rsplit('.', 1)[-1]}{shown}"
         if called in made:

@@ -11,7 +11,7 @@ from snaketune.engine import preference_settings
 from snaketune.engine.preference_settings import NEEDS, WEIGHTED, WINDOW, PreferenceSettings
 from snaketune.suggestions import unknown
 
-LossName = Literal[tuple(NEEDS)]
+LossName = Literal[tuple(NEEDS)]  # pyrefly: ignore[invalid-literal]
 # Keys that only some losses use.
 SPECIAL_KEYS = (
     "label_smoothing", "f_divergence_type", "f_alpha_divergence_coef", "ld_alpha", "discopop_tau", "simpo_gamma", "cpo_alpha",
@@ -115,9 +115,11 @@ class PreferenceLoss(Model):
     def settings(self) -> PreferenceSettings:
         """The same for the engine."""
         names = {field.name for field in fields(PreferenceSettings)} & type(self).model_fields.keys() - {"stop_if"}
-        stop_if = self.stop_if and preference_settings.StopIf(
-            thresholds=self.stop_if.thresholds, from_step=self.stop_if.from_step, window=self.stop_if.window
-        )
+        stop_if = None
+        if limits := self.stop_if:
+            stop_if = preference_settings.StopIf(
+                thresholds=limits.thresholds, from_step=limits.from_step, window=limits.window
+            )
         external = getattr(self, "reference", None) is not None
         values = {name: getattr(self, name) for name in names}
         return PreferenceSettings(weights=self.weights, stop_if=stop_if, external_reference=external, **values)

@@ -95,6 +95,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "paged_lion_8bit": _bitsandbytes(states=1, bits=8, paged=True),
     **{name: Optimizer(refused=reason) for names, reason in _REFUSED.items() for name in names.split()},
 }
+# pyrefly: ignore[invalid-literal]
 OptimizerName = Literal[tuple(name for name, optimizer in OPTIMIZERS.items() if not optimizer.refused)]
 
 
@@ -128,13 +129,16 @@ SCHEDULES: dict[str, Schedule] = {
     "warmup_stable_decay": Schedule(options=_DECAY, needs=("num_decay_steps",)),
     "greedy": _METRIC,
 }
+# pyrefly: ignore[invalid-literal]
 ScheduleName = Literal[tuple(name for name, schedule in SCHEDULES.items() if not schedule.refused)]
 
 
 def check_supported(name: Any, info: ValidationInfo) -> Any:
     """The name of an optimizer or schedule; ValueError with the reason if it is a known one that isn't supported."""
     known = (
-        {"optimizer": OPTIMIZERS, "schedule": SCHEDULES}[info.field_name].get(name) if isinstance(name, str) else None
+        {"optimizer": OPTIMIZERS, "schedule": SCHEDULES}[str(info.field_name)].get(name)
+        if isinstance(name, str)
+        else None
     )
     if known and known.refused:
         raise ValueError(f"{name!r} isn't supported: {known.refused}")

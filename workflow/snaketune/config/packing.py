@@ -46,7 +46,7 @@ class Packing(Model):
             return self.overflow
         if self.strategy == "none":
             return "drop"
-        return {"conversations": "truncate", "text": "split"}.get(kind, "drop")
+        return "truncate" if kind == "conversations" else "split" if kind == "text" else "drop"
 
     @property
     def lengths(self) -> tuple[int, ...]:

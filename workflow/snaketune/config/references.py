@@ -1,6 +1,6 @@
 """Checks of the references between the sections of a config."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from snaketune.config.base_models import Pretrained, Scratch
@@ -70,10 +70,11 @@ def _check_dpo(key: str, run: Dpo, config: Workflow) -> None:
             f"{key}.lora: `continued` trains the adapter of sft:{run.from_} further, but that run has no `lora`; set the keys "
             "of a new adapter, or remove lora"
         )
-    if run.lora == "continued" and config.sft[run.from_].lora.changes_base:
+    adapter = config.sft[run.from_].lora
+    if run.lora == "continued" and adapter and adapter.changes_base:
         raise SnaketuneError(
             f"{key}.lora: `continued` can't train the adapter of sft:{run.from_} further, since its lora.init_lora_weights "
-            f"{config.sft[run.from_].lora.init_lora_weights} changed the base weights; set the keys of a new adapter"
+            f"{adapter.init_lora_weights} changed the base weights; set the keys of a new adapter"
         )
     _check_training(f"{key}.training", run.training)
     _check_selection(f"{key}.training", run, config)
@@ -283,7 +284,7 @@ def _check_selection(key: str, run: Sft | Dpo, config: Workflow) -> None:
         raise SnaketuneError(f"{key}.metric: found {training.metric}, but this run has only {', '.join(has)}; use loss")
 
 
-def _check_race(key: str, runs: list[Sft] | list[Dpo], config: Workflow) -> None:
+def _check_race(key: str, runs: Sequence[Sft | Dpo], config: Workflow) -> None:
     """Raise SnaketuneError if the variants of a grid can't be compared on the same held-out rows. Args: runs: the variants."""
     race = runs[0].race
     if race is None and not any(run.race for run in runs):
@@ -304,7 +305,8 @@ def _check_race(key: str, runs: list[Sft] | list[Dpo], config: Workflow) -> None
             raise SnaketuneError(
                 f"{key}: loss {run.loss} trains on single completions, and a race compares pairs; remove it"
             )
-        if race.metric in NEEDS_REFERENCE and (not run.needs_reference or run.quantization):
+        has_reference = isinstance(run, Dpo) and run.needs_reference and not run.quantization
+        if race.metric in NEEDS_REFERENCE and not has_reference:
             raise SnaketuneError(
                 f"{key}.metric: {race.metric} needs the reference's log-probabilities, which a variant doesn't have (its loss "
                 "has no reference, or its weights are in 4 bits); choose logp_accuracy or logp_margin_nats"

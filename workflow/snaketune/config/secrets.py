@@ -44,7 +44,7 @@ def nested(given: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
         keys, value = waiting.pop()
         yield keys, value
         # YAML aliases refer to objects that were checked already.
-        if isinstance(value, dict | list) and id(value) not in seen:
+        if isinstance(value, (dict, list)) and id(value) not in seen:
             seen.add(id(value))
             items = value.items() if isinstance(value, dict) else enumerate(value)
             waiting += reversed([((*keys, str(key)), inner) for key, inner in items])

@@ -40,7 +40,11 @@ class Loader(yaml.SafeLoader):
     """YAML loader that knows lm-eval's tag `!function` and doesn't import anything."""
 
 
-Loader.add_constructor("!function", lambda loader, node: Function(loader.construct_scalar(node)))
+def _function(loader: Loader, node: yaml.ScalarNode) -> Function:
+    return Function(loader.construct_scalar(node))
+
+
+Loader.add_constructor("!function", _function)
 
 
 class TaskFiles(NamedTuple):
@@ -190,7 +194,7 @@ def check_shipped_tasks(config: Workflow) -> None:
 def tasks_folder() -> Path | None:
     """The folder of lm-evaluation-harness' tasks; None if it isn't installed. Doesn't import it."""
     spec = find_spec("lm_eval")
-    return Path(spec.submodule_search_locations[0]) / "tasks" if spec else None
+    return Path(spec.submodule_search_locations[0]) / "tasks" if spec and spec.submodule_search_locations else None
 
 
 def task_names(folder: Path) -> set[str]:

@@ -78,7 +78,7 @@ class Tracking(Model):
     @classmethod
     def _installed(cls, value: Any, info: ValidationInfo) -> Any:
         # Without torch, trainings run in another environment (`--sdm conda`), which can't be checked here.
-        package = PACKAGES[info.field_name]
+        package = PACKAGES[str(info.field_name)]
         if value and not find_spec(package) and find_spec("torch"):
             raise ValueError(f"needs {package}, which isn't installed: pip install 'snaketune[tracking]'")
         return value

@@ -221,7 +221,7 @@ def snapshots_of(run: Sft | Dpo) -> tuple[float, ...]:
     return tuple(sorted({*run.training.snapshots, *(run.race.rungs if run.race else ())}))
 
 
-def _check_together(run):
+def _check_together(run: Any) -> Any:
     """The run; ValueError if its quantization, adapters, optimizer, processes and rows don't fit together."""
     training, processes = run.training, run.operation.processes
     micro = 1 if training.micro_batch_rows == "auto" else training.micro_batch_rows

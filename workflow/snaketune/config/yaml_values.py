@@ -85,8 +85,8 @@ def _check_yaml(path: Path, text: str) -> None:
 
 def _check_event(where: str, event: yaml.Event, inside: list[_Collection], sizes: dict[str, int]) -> None:
     """Check one event. Args: inside: the open collections; sizes: number of values by anchor."""
-    if getattr(event, "tag", None) not in (None, *PLAIN_TAGS):
-        raise SnaketuneError(f"{where}: found {event.tag}; a config takes only texts, numbers, lists and mappings")
+    if (tag := getattr(event, "tag", None)) not in (None, *PLAIN_TAGS):
+        raise SnaketuneError(f"{where}: found {tag}; a config takes only texts, numbers, lists and mappings")
     match event:
         case yaml.AliasEvent():
             if event.anchor not in sizes:

@@ -149,7 +149,7 @@ def _run(command: list[str], state: Path) -> tuple[int, list[str]]:
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as process:
-        for line in process.stdout:
+        for line in process.stdout or ():
             print(line, end="", flush=True)
             output.append(line.rstrip())
     return process.returncode, list(output)

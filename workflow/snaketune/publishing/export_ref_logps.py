@@ -99,9 +99,10 @@ def _tokens(pack: Artifact, split: str) -> Iterator[tuple[str, dict[str, list[in
         layout = layout_of([row])
         completions = [_completion(row, layout, segment) for segment in layout.completions]
         for pair, chosen, rejected in zip(ids.get(number, ()), completions[::2], completions[1::2]):
-            same = chosen and rejected and chosen[0] == rejected[0]
-            found = {"prompt_ids": chosen[0], "chosen_ids": chosen[1], "rejected_ids": rejected[1]} if same else None
-            yield pair, found
+            if chosen and rejected and chosen[0] == rejected[0]:
+                yield pair, {"prompt_ids": chosen[0], "chosen_ids": chosen[1], "rejected_ids": rejected[1]}
+            else:
+                yield pair, None
 
 
 def _completion(row: dict[str, Any], layout: Any, segment: int) -> tuple[list[int], list[int]] | None:
@@ -121,7 +122,8 @@ class _Writer:
     """Context manager that returns a function to write lists of rows as Parquet or JSON lines."""
 
     def __init__(self, path: Path, suffix: str):
-        self.path, self.suffix, self.file = path, suffix, None
+        self.path, self.suffix = path, suffix
+        self.file: Any = None
 
     def __enter__(self):
         return self._parquet if self.suffix == ".parquet" else self._lines

@@ -179,5 +179,5 @@ def _readable_errors(name: str, push: Push, token: str) -> Iterator[None]:
         action = {
             401: f"the Hub rejects the token in {TOKEN}; see https://huggingface.co/settings/tokens",
             403: f"the token in {TOKEN} has no write access to {push.repository}",
-        }.get(status, "push again; files that were uploaded aren't sent twice")
+        }.get(status or 0, "push again; files that were uploaded aren't sent twice")
         raise SnaketuneError(f"push.{name}: {message}; {action}") from None

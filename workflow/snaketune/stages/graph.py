@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from snaketune.config.workflow import Variants, Workflow
 from snaketune.errors import SnaketuneError
@@ -101,7 +102,7 @@ def _same(jobs: Iterable[Job]) -> dict[str, Job]:
 
     Duplicates are variants of a grid that equal the run they extend, runs with equal keys, and everything made from them.
     """
-    first: dict[tuple, Job] = {}
+    first: dict[tuple[Any, ...], Job] = {}
     same: dict[str, Job] = {}
     for job in jobs:
         made_from = {

@@ -23,7 +23,7 @@ class Job:
 
     stage: str
     name: str
-    spec: Model
+    spec: Any  # the stage's own model
     artifacts: dict[str, tuple["Job", ...]] = field(default_factory=dict)  # by role, the jobs whose results it reads
     files: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by role, the external files that it reads
     operation: Execution = Execution()

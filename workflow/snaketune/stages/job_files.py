@@ -34,7 +34,7 @@ LOCK = ".lock"
 # 2000-01-01, before any result.
 LONG_AGO = 946_684_800
 # Locks that this process holds until it ends.
-_held: list[AbstractContextManager] = []
+_held: list[AbstractContextManager[Any]] = []
 
 
 class JobFile(Model):

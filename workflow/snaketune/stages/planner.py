@@ -124,7 +124,7 @@ class Planner:
             code=self._codes[job.stage],
             reruns_on=config.reruns_on.get(job.stage, "code"),
             operation=job.operation.model_dump(mode="json", include=set(stage.operation)),
-            **({"tracking": config.tracking} if stage.launcher else {}),
+            **({"tracking": config.tracking} if stage.launcher else {}),  # pyrefly: ignore[bad-argument-type]
         )
 
     def _why(self, job: Job) -> tuple[str, ...] | None:

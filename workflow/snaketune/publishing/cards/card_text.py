@@ -196,8 +196,8 @@ def _metadata(results: CardResults) -> str:
         for score in scores
     ]
     data = ModelCardData(
-        base_model=base and base["path"],
-        base_model_relation=base and ("adapter" if adapter else "finetune"),
+        base_model=base["path"] if base else None,
+        base_model_relation=("adapter" if adapter else "finetune") if base else None,
         datasets=sorted({path for corpus in results.corpora for path in results.hub_datasets(corpus)}) or None,
         # Known only if every corpus was filtered by language.
         language=sorted({one for some in languages for one in some}) if languages and all(languages) else None,

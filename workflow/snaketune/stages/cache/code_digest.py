@@ -2,8 +2,8 @@
 
 Snakemake sees a rule's own text, but no module that the rule's command imports. So each job file carries this digest: of the
 syntax trees of every module of the package that the stage can reach by imports (those inside functions too), without comments,
-docstrings and names of modules. Of models of settings counts what they compute (`syntax`). The shell prefix in
-workflow/rules/package.smk doesn't count: a test lists what it sets.
+docstrings and names of modules. Of models of settings counts what they compute (`syntax`). The shell prefix of jobs
+doesn't count (`snakemake_adapter.package`): a test lists what it sets.
 """
 
 import hashlib

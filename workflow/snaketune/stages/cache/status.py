@@ -6,7 +6,7 @@ the content of each external file, and whether the payload is complete (by size;
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -60,7 +60,7 @@ class Results:
     code_of: Callable[[str], str]
     is_forced: Callable[[Job], bool] = lambda job: False
     installed: Callable[[str], str | None] = lambda library: None
-    reruns_on: dict[str, str] = field(default_factory=dict)
+    reruns_on: Mapping[str, str] = field(default_factory=dict)
     _known: dict[str, Status] = field(default_factory=dict, init=False)
     _digests: dict[str, str] = field(default_factory=dict, init=False)
     _logged: set[str] = field(default_factory=set, init=False)
@@ -81,7 +81,7 @@ class Results:
             versions = tuple(
                 (library, made_with, here)
                 for library, made_with in manifest["versions"].items()
-                if made_with and (here := self.installed(library)) not in (None, made_with)
+                if made_with and (here := self.installed(library)) and here != made_with
             )
             why = tuple(self._reasons(job, manifest, above))
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -123,7 +123,7 @@ class Results:
 
     def _inputs(self, job: Job, made_from_digests: dict[str, list[str]]) -> Iterator[str]:
         read = self.inputs_read(job)
-        differ = []
+        differ: list[str] = []
         for role in sorted(read.keys() | made_from_digests.keys()):
             now, before = read.get(role, []), made_from_digests.get(role, [])
             if len(before) != len(now):

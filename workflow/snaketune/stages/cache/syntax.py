@@ -102,9 +102,10 @@ def _is_from_package(node: Any, imports: list[Import]) -> bool:
         return False
     if node.level or node.module == PACKAGE:
         raise SyntaxError(f"line {node.lineno}: write `from {PACKAGE}.package.module import name`")
-    if not node.module.startswith(f"{PACKAGE}."):
+    module = node.module or ""
+    if not module.startswith(f"{PACKAGE}."):
         return False
-    imports += [Import(node.module, alias.name, alias.asname or alias.name) for alias in node.names]
+    imports += [Import(module, alias.name, alias.asname or alias.name) for alias in node.names]
     return True
 
 
@@ -120,7 +121,7 @@ def _declared_modules(declaration: ast.stmt) -> list[Import]:
     """The modules that a declaration names, such as the launcher of a stage, which are imported when a job runs."""
     keywords = [node for node in ast.walk(declaration) if isinstance(node, ast.keyword)]
     return [
-        Import(node.value.value, node.arg, "STAGE")
+        Import(str(node.value.value), str(node.arg), "STAGE")
         for node in keywords
         if isinstance(node.value, ast.Constant) and str(node.value.value).startswith(f"{PACKAGE}.")
     ]

@@ -38,7 +38,7 @@ CHECKPOINTS = "checkpoints/checkpoint-*/complete"
 
 
 def _path(name: str) -> Any:
-    return property(lambda work: work.folder / name)
+    return property(lambda work: work.folder / name)  # pyrefly: ignore[implicit-any-lambda]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from snaketune.errors import SnaketuneError
 
@@ -60,7 +60,7 @@ def locked(lock: Path, what: str) -> Iterator["Lease"]:
             lease.give_back()
 
 
-def take(lock: Path, lease: "Lease") -> AbstractContextManager | None:
+def take(lock: Path, lease: "Lease") -> AbstractContextManager[Any] | None:
     """Take a lock and its lease if both are free, and return what holds the lock until it is closed; otherwise None."""
     # The holder may be removing the folder.
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -169,7 +169,8 @@ class Lease:
         # Whether the lock's file system has flock, as far as is known.
         self.flock = True
         # The last heartbeat seen of another holder, and since when it is unchanged.
-        self._seen, self._since = (None, 0.0), 0.0
+        self._seen: tuple[Holder | None, float] = None, 0.0
+        self._since = 0.0
 
     def take(self, *, flock: bool) -> bool:
         """Take the lease unless a live process has it.

@@ -200,7 +200,10 @@ def tokenize_jobs(context: Context, kind: str, corpus: str, tokenizer: str, trai
     parts = part_count(context, corpus)
     quarantines = context.config.tokenizers[tokenizer].on_template_error == "quarantine"
     most_refused = context.config.corpora[corpus].max_quarantined_fraction if quarantines else None
-    artifacts = {"corpus": (corpus_job(context, corpus),), "tokenizer": (tokenizer_job(context, tokenizer),)}
+    artifacts: dict[str, tuple[Job, ...]] = {
+        "corpus": (corpus_job(context, corpus),),
+        "tokenizer": (tokenizer_job(context, tokenizer),),
+    }
     specs = (
         whole.model_copy(update={"part": part + 1, "parts": parts, "most_refused": most_refused})
         for part in range(parts)

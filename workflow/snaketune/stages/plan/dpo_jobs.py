@@ -4,6 +4,7 @@ The config doesn't name the latter two: they are named after model and pack with
 """
 
 from dataclasses import replace
+from typing import Any
 
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Dpo
@@ -73,7 +74,7 @@ def _runs_by_reference(context: Context) -> dict[Key, list[Dpo]]:
     shared: dict[Key, list[Dpo]] = {}
     for runs in (config.dpo, *timed):
         for run in runs.values():
-            if run.needs_reference:
+            if isinstance(run, Dpo) and run.needs_reference:
                 shared.setdefault(_key(context, run), []).append(run)
     return shared
 
@@ -90,7 +91,7 @@ def _spec(context: Context, run: Dpo) -> RefLogpsSpec:
         model = {"frozen_weights": True, "quantization": None, "base": run.reference}
         trusted = run.reference.trust_remote_code
     else:
-        model = {"frozen_weights": run.lora is not None, "quantization": run.quantization}
+        model: dict[str, Any] = {"frozen_weights": run.lora is not None, "quantization": run.quantization}
         model |= {"base": start_of(context, run).base, "apart": run.lora == "continued"}
         trusted = trusts_remote_code(context.config, run.from_)
     return RefLogpsSpec(

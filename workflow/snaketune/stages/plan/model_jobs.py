@@ -12,6 +12,7 @@ from snaketune.config.held_out import snapshot_name
 from snaketune.config.operation import Execution
 from snaketune.config.references import sft_of
 from snaketune.config.task_files import TaskFiles, task_files
+from snaketune.config.training_runs import Dpo
 from snaketune.stages.job import Job
 from snaketune.stages.plan.data_jobs import (
     Context,
@@ -24,13 +25,15 @@ from snaketune.stages.plan.data_jobs import (
 )
 from snaketune.stages.plan.dpo_jobs import dpo_job
 from snaketune.stages.plan.training_jobs import sft_job, start_of, weights_of
-from snaketune.stages.specs import EvalSpec, MergedModel, MergeSpec, RaceSpec, spec_from
+from snaketune.stages.specs import EvalSpec, Kind, MergedModel, MergeSpec, RaceSpec, spec_from
 
 
 @cached
 def merge_job(context: Context, name: str) -> Job:
     config, merge = context.config, context.config.merge[name]
-    models, results, files = [], [], []
+    models: list[MergedModel] = []
+    results: list[Job] = []
+    files: list[str] = []
     for model, weight in merge.models.items():
         kind, run = model.split(":")
         job = dpo_job(context, run) if kind == "dpo" else sft_job(context, run)
@@ -63,12 +66,14 @@ def eval_job(context: Context, evaluation_name: str, evaluation: Evaluation, mod
         job = dpo_job(context, name) if kind == "dpo" else sft_job(context, name)
         weights = weights_of(context, run, job)
         # The log-probabilities of unpaired completions don't belong to the pairs that are evaluated.
-        references = job.artifacts["ref_logps"] if kind == "dpo" and not run.unpaired else ()
+        references = job.artifacts["ref_logps"] if isinstance(run, Dpo) and not run.unpaired else ()
     # None: tasks that lm-evaluation-harness ships.
-    folder = evaluation.tasks and evaluation.tasks.folder
+    folder = evaluation.tasks.folder if evaluation.tasks else None
     tasks = task_files(folder) if folder else TaskFiles((), ())
-    packs = [("sft", corpus) for corpus in evaluation.conversations]
-    packs += [("preference", corpus) for corpus in evaluation.preferences]
+    packs: list[tuple[Kind, str]] = [
+        *(("sft", corpus) for corpus in evaluation.conversations),
+        *(("preference", corpus) for corpus in evaluation.preferences),
+    ]
     return context.plan(
         "eval",
         f"{evaluation_name}/{kind}-{name}",

@@ -12,7 +12,7 @@ def convert_jobs(config: Workflow, jobs: Iterable[Job]) -> Iterator[Job]:
     """Yield the job of each entry of `gguf:`."""
     models = {f"{job.stage}:{job.name}": job for job in jobs}
     for name, gguf in config.gguf.items():
-        artifacts = {"model": (models[gguf.model],)}
+        artifacts: dict[str, tuple[Job, ...]] = {"model": (models[gguf.model],)}
         yield Job(stage="convert", name=name, spec=ConvertSpec(type=gguf.type), artifacts=artifacts)
 
 
@@ -38,7 +38,7 @@ def _card_job(config: Workflow, training: Job, name: str, evaluations: list[Job]
     # The corpora of evaluations are shown too, with their sources.
     evaluated = [pack for evaluation in evaluations for pack in evaluation.artifacts["packs"]]
     corpora = {corpus.name: corpus for corpus in map(corpus_of, [*packs, *evaluated])}
-    shown = [
+    shown: list[tuple[Job, dict[str, tuple[Job, ...]]]] = [
         *((run, {"model": run.artifacts["model"][:1], "pack": run.artifacts["pack"]}) for run in trainings),
         # Two runs may share their rows.
         *((pack, {"corpus": (corpus_of(pack),)}) for pack in {pack.name: pack for pack in packs}.values()),

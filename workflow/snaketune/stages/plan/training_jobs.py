@@ -104,7 +104,7 @@ def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dp
 def _learning(training: Training) -> Learning:
     """The settings that shape the weights; with those of measurements if these decide which weights are kept."""
     # The answers to sample prompts never decide.
-    decides = training.evaluate.model_copy(update={"samples": 0}) if training.selects else False
+    decides = training.evaluate.model_copy(update={"samples": 0}) if training.selects and training.evaluate else False
     return spec_from(Learning, training, evaluate=decides)
 
 
@@ -119,7 +119,7 @@ def _snapshots_before(config: Workflow, stage: str, name: str) -> dict[str, floa
 def start_of(context: Context, run: Sft | Dpo) -> Weights:
     sft = run.continues if isinstance(run, Sft) else run.from_
     if not sft:
-        return Weights(base=run.base)
+        return Weights(base=run.base)  # pyrefly: ignore[missing-attribute]
     if run.lora != "continued":
         return weights_of(context, context.config.sft[sft], sft_job(context, sft))
     # The adapter is trained further, so it isn't merged here even where the SFT run merges it.
@@ -172,7 +172,7 @@ def _waiting_epochs(context: Context) -> dict[str, float]:
 
 def calibrated_spec(spec: SftSpec | DpoSpec) -> SftSpec | DpoSpec:
     """The spec of a training, reduced to what memory or time depend on."""
-    alike = {"base": None, "trust_remote_code": False, "training": calibrated_learning(spec.training)}
+    alike: dict[str, Any] = {"base": None, "trust_remote_code": False, "training": calibrated_learning(spec.training)}
     same = {"merge": True, "init_lora_weights": True, "loraplus_lr_ratio": None}
     alike["lora"] = spec.lora and spec.lora.model_copy(update=same)
     if isinstance(spec, DpoSpec):
