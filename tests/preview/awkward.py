@@ -124,7 +124,7 @@ AWKWARD: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
     ),
     "one column missing": (
         _lines("half.jsonl", [{"prompt": f"p{i}", "chosen": "c"} for i in range(9)]),
-        ["none: no corpus kind matches these rows", "nearest: pairs", "`rejected` is missing"],
+        ["none: no corpus kind matches these rows", "nearest: prompt-response", "`response` is missing"],
     ),
     "pairs of which none is sound": (
         _lines("same.jsonl", [{"prompt": f"p{i}", "chosen": "c", "rejected": "c"} for i in range(9)]),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from snaketune.corpus.layouts.roles import ROLES
+from snaketune.corpus.values.roles import ROLES
 from tests.corpus.row_spelling import read, turns
 
 

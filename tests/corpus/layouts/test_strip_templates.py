@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snaketune.corpus.layouts.templates import TEMPLATES, strip_template, templated_conversation
 from snaketune.corpus.rows import Malformed
+from snaketune.corpus.values.templates import TEMPLATES, strip_template, templated_conversation
 from tests.corpus.row_spelling import ALPACA, PREFERENCES, compact, read, turns
 
 SYSTEM = "A chat between a guest and a clerk. The clerk is polite."
@@ -212,7 +212,7 @@ def test_an_end_of_turn_alone_is_an_empty_turn():
 @pytest.mark.parametrize("name, prompt, inside", FRAMED)
 def test_an_instruction_in_a_template(name, prompt, inside):
     layout, row = read({"instruction": prompt, "input": "", "output": "x</s>"})
-    assert (layout, compact(row.messages)) == ("alpaca", f"{inside}|A x")
+    assert (layout, compact(row.messages)) == ("prompt-response", f"{inside}|A x")
     assert row.notes == (f"unwrapped_{name}_template", "removed_end_of_turn")
     row = read({"instruction": prompt, "input": None, "chosen": "x", "rejected": "y"}, PREFERENCES)[1]
     assert (compact(row.prompt), row.notes) == (inside, (f"unwrapped_{name}_template",))

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from snaketune.corpus.layouts.roles import Speakers, role_of
-from snaketune.corpus.layouts.values import Raw, kind_of, wrong_type
 from snaketune.corpus.rows import Conversation, Dropped, Malformed, Message, Outcome, Preference
+from snaketune.corpus.values.cells import Raw, kind_of, wrong_type
+from snaketune.corpus.values.roles import Speakers, role_of
 
 # Keys of a message that are read.
 MESSAGE_KEYS = {"message_id", "parent_id", "role", "text", "rank", "deleted", "synthetic", "replies"}

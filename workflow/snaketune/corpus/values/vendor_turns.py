@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
-from snaketune.corpus.layouts.values import kind_of, wrong_type
 from snaketune.corpus.rows import Malformed
+from snaketune.corpus.values.cells import kind_of, wrong_type
 
 # The id of a tool result.
 RESULT_KEY = "tool_call_id"
