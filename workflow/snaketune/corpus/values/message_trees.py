@@ -39,16 +39,12 @@ class Node:
         return sorted(replies, key=lambda reply: math.inf if reply.rank is None else reply.rank)
 
 
-def is_nested_tree(raw: Raw) -> bool:
-    return isinstance(raw.get("replies"), list) or (isinstance(raw.get("prompt"), dict) and "replies" in raw["prompt"])
-
-
-def rows_of_tree(raw: Raw, kind: str, speakers: Speakers) -> list[Outcome]:
+def rows_of_tree(root: Raw, kind: str, speakers: Speakers) -> list[Outcome]:
     """Return the rows of a nested tree: one conversation, or any number of pairs."""
-    root = _nested(raw["prompt"] if isinstance(raw.get("prompt"), dict) else raw, speakers)
-    if root.deleted:
+    top = _nested(root, speakers)
+    if top.deleted:
         return [Dropped("deleted")]
-    rows = [row for _, _, row in _rows_below(root, kind)]
+    rows = [row for _, _, row in _rows_below(top, kind)]
     return rows or [Dropped("unanswered" if kind == "conversations" else "unpaired")]
 
 
