@@ -221,6 +221,10 @@ REFUSED = [
         PREFERENCES, "verdicts_as_completions", "chosen",
     ),
     ({"chosen": "x", "rejected": "y"}, PREFERENCES, "missing_column", "no column holds the prompt"),
+    (
+        {"prompt": "q", "response_a": "x", "response_b": "y", "preference_strength": [1, 2]},
+        PREFERENCES, "unknown_vote", "preference_strength holds list",
+    ),
     ({"prompt": "q", "chosen": str(turns("U q", "A x")), "rejected": str(turns("U q", "A y"))}, PREFERENCES, "turns_as_text",
      "chosen"),
     ({"response_a": "x", "response_b": "y", "winner": "A"}, PREFERENCES, "missing_column", "no column holds the prompt"),

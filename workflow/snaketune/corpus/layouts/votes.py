@@ -18,10 +18,9 @@ def read(values: Values, file: RowFile) -> Preference:
     if difference and abs(difference) < file.source.margin:
         raise Dropped("below_margin")
     if "verdict" in values:
-        found = values["verdict"] if isinstance(values["verdict"], list) else [values["verdict"]]
-        votes = {
-            name: vote for name, vote in zip(columns_in(file.bound["verdict"]), found, strict=True) if vote is not None
-        }
+        column, found = file.bound["verdict"], values["verdict"]
+        several = zip(column, found) if isinstance(column, tuple) else [(column, found)]
+        votes = {name: vote for name, vote in several if vote is not None}
         from_zero = names[0].endswith("0")
         if not from_zero:
             file.numeric_verdicts |= verdicts.numeric_verdicts(votes)
