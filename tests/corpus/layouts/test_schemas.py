@@ -250,6 +250,13 @@ def test_optional_columns_may_come_later():
     assert made[4].row.answer == "7"
 
 
+@pytest.mark.parametrize("empty", ["", None, []])
+def test_columns_that_are_empty_in_the_first_rows_are_read(empty):
+    rows = [{"prompt": "q", "response": "r", "context": empty, "cot": empty, "choices": empty}] * 30
+    last = {"prompt": "q", "response": "r", "context": "c d", "cot": "t u", "choices": ["x", "y"]}
+    assert outcomes([*rows, last])[-2:] == ["U q|A r", "U q\n\nc d\n\nA. x\nB. y|A <think>\nt u\n</think>\n\nr"]
+
+
 def test_later_rows_do_not_change_the_layout(monkeypatch):
     monkeypatch.setattr(canonical, "ROWS_COMPARED", 2)
     rows = [{"prompt": "q", "response": "r"}] * 2 + [{"messages": turns("U a", "A b")}]

@@ -35,7 +35,7 @@ def choices_of(value: Any, where: str = "choices") -> list[Choice]:
     >>> choices_of({"text": ["x", "y"], "label": ["1", "2"]})
     [Choice(label='1', text='x'), Choice(label='2', text='y')]
     """
-    if is_blank(value) and not isinstance(value, list):
+    if not value or (is_blank(value) and not isinstance(value, list)):
         return []
     value = _parsed_list(value)
     labels: list[Any] = []

@@ -106,16 +106,21 @@ def bind(variant: Variant, samples: Samples, stated: Mapping[str, Name]) -> dict
         if key in bound or (column.beside and column.beside not in samples) or not column.unless.isdisjoint(samples):
             continue
         names = (name for name in column.names_in(samples) if used.isdisjoint(columns_in(name)))
-        values = {name: [samples.get(one) for one in columns_in(name)] for name in names}
+        values = {name: [_typed(samples.get(one), column.holds) for one in columns_in(name)] for name in names}
         free = {name: of_each for name, of_each in values.items() if None not in of_each}
         found = [name for name, of_each in free.items() if all(_mostly(column.holds, of_one) for of_one in of_each)]
         if not found and key not in variant.needed:
-            # Nothing is known of columns that are null so far.
+            # Nothing is known of columns that are empty so far.
             found = [name for name, of_each in free.items() if not any(of_each)]
         if found:
             bound[key] = found[0]
             used.update(columns_in(found[0]))
     return bound
+
+
+def _typed(values: list[Any] | None, holds: Callable[[Any], bool] | None) -> list[Any] | None:
+    """The values that show a column's type; None without the column."""
+    return [value for value in values if value not in ("", [], {})] if values and holds else values
 
 
 def _mostly(holds: Callable[[Any], bool] | None, values: list[Any]) -> bool:
