@@ -216,6 +216,8 @@ def with_reasoning(response: list[Message], value: Any) -> list[Message]:
     """A response with reasoning before it, unless it has some."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
+    if is_blank(value):
+        return response
     if isinstance(value, list):
         raise Malformed("unread_reasoning", f"reasoning holds {len(value)} items, expected a text; {ADVICE}")
     text = response[0]["content"]
