@@ -23,7 +23,7 @@ from snaketune.config import (
     training_runs,
     workflow,
 )
-from snaketune.corpus.layouts.readers import LAYOUTS
+from snaketune.corpus.layouts.table import LAYOUTS
 
 from .edits import generated
 
@@ -87,9 +87,9 @@ def test_the_tables_of_keys_are_what_the_models_say():
 
 def test_every_layout_has_a_reader_and_a_line():
     """Documents have a module of their own."""
-    assert {*get_args(corpus_sources.Layout)} == {"auto", "text", *LAYOUTS}
+    assert {*get_args(corpus_sources.Layout)} == {"auto", *LAYOUTS}
     text = (ROOT / "config/README.md").read_text(encoding="utf-8")
-    assert {*re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE)} >= {*LAYOUTS, "text"}
+    assert {*re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE)} >= {*LAYOUTS}
 
 
 def test_a_table_says_what_a_key_takes_and_what_it_is_without_it():

@@ -86,7 +86,7 @@ def test_too_many_bad_rows(make, chat, capsys):
     for part in (
         "20 of 100 rows (20.00%)",
         "19.00%",
-        "15 × unknown_layout, for instance data/0.jsonl:81: the row has n",
+        "15 × missing_column, for instance data/0.jsonl:81: no column messages, or it is null; the row has n",
     ):
         assert part in str(error.value)
     assert "5 × empty_turn, for instance data/0.jsonl:96" in str(error.value)
@@ -98,14 +98,15 @@ def test_too_many_bad_rows(make, chat, capsys):
 
 
 def test_no_row_left(make):
-    with pytest.raises(SnaketuneError, match=r"none of the 2 rows can be used:\n  2 × unknown_layout"):
+    with pytest.raises(SnaketuneError, match=r"data/0.jsonl: no layout for kind conversations reads these columns: n"):
         make([{"n": 1}, {"n": 2}], max_quarantined_fraction=1.0)
 
 
 def test_duplicates_across_files_and_layouts_keep_the_first(make, chat):
     built = make(
         [chat("a", "1", task="first"), chat("b", "1")],
-        [{"prompt": "a", "response": "1", "task": "second"}, chat("a", "2"), chat("b", "1")],
+        [{"prompt": "a", "response": "1", "task": "second"}],
+        [chat("a", "2"), chat("b", "1")],
     )
     assert [(row["messages"][1]["content"], row["task"]) for row in built.train] == [
         ("1", "first"),
@@ -186,7 +187,7 @@ def test_several_sources(make, chat, tmp_path):
     outcome = build(corpus, work, files=[tmp_path / "chat.jsonl", tmp_path / "svamp.json"], **inputs)
     rows = read_table(work.payload / "train.arrow").to_pylist()
     assert [(row["messages"][0]["content"], row["answer"]) for row in rows] == [("Hi", None), ("A. B?", "5")]
-    assert [source["layouts"] for source in outcome.counts["sources"]] == [{"messages": 1}, {"fields": 1}]
+    assert [source["layouts"] for source in outcome.counts["sources"]] == [{"messages": 1}, {"prompt-response": 1}]
     assert outcome.records == ("quarantine.jsonl",)
     assert balances(outcome.counts)
     with pytest.raises(SnaketuneError, match="name 2 files, --files has 1"):
@@ -303,6 +304,7 @@ VALUES = (
 )
 COLUMNS = ["prompt", "response", "chosen", "rejected", "label", "messages", "task", "tools", "text"]
 ROWS = st.dictionaries(st.sampled_from(COLUMNS), VALUES)
+LAYOUT_OF = {"conversations": "prompt-response", "preferences": "pairs", "unpaired": "unpaired", "text": "text"}
 LINES = ROWS.map(json.dumps).map(str.encode) | st.binary(max_size=20) | st.sampled_from([b"[", b"{", b"null", b"[1]"])
 
 
@@ -321,7 +323,7 @@ def test_every_row_is_counted(lines, kind, held_out):
         work.start()
         corpus = CorpusSpec(
             kind=kind,
-            sources=[{"files": [str(path)], "ignore": COLUMNS}],
+            sources=[{"files": [str(path)], "layout": LAYOUT_OF[kind]}],
             held_out=held_out,
             max_quarantined_fraction=1.0,
         )

@@ -1,4 +1,4 @@
-"""Imports within the corpus package follow the flow of rows: reading, layouts, selecting, then the stage; never back."""
+"""Imports within the corpus package follow the rows: reading, values, layouts, selecting, then the stage; never back."""
 
 import ast
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import snaketune
 
 PACKAGE = Path(snaketune.__file__).parent / "corpus"
-ORDER = ("reading", "layouts", "selecting", "")
+ORDER = ("reading", "values", "layouts", "selecting", "")
 # Modules that every sub-package may import: raw and canonical rows, and how messages quote them.
 SHARED = {"rows", "excerpts"}
 

@@ -28,7 +28,7 @@ def test_personal_data_is_masked_in_record_and_log(make, capsys):
         *(b'{"prompt": "' + b"x" * cut + b" ann@example.org (555) 123-4567" for cut in range(150, 190)),
     ]
     lines = [json.dumps(row).encode() for row in rows] + damaged
-    sound = b'{"prompt": "a", "response": "b"}\n'
+    sound = json.dumps({"messages": turns("U a", "A b")}).encode() + b"\n"
     with pytest.raises(SnaketuneError) as error:
         make(sound + b"\n".join(lines), cleaning=MASKED)
     built = make(sound + b"\n".join(lines), cleaning=MASKED, max_quarantined_fraction=1.0)
@@ -49,7 +49,7 @@ def test_no_control_character_reaches_the_terminal(make, capsys, escape):
         {"messages": [{"role": f"role{escape}", "content": escape}]},
         {"messages": f"text{escape}"},
     ]
-    content = json.dumps({"prompt": "a", "response": "b"}).encode() + b"\n"
+    content = json.dumps({"messages": turns("U a", "A b")}).encode() + b"\n"
     content += b"\n".join(json.dumps(row, ensure_ascii=False).encode() for row in rows) + f"\n{{{escape}".encode()
     with pytest.raises(SnaketuneError) as error:
         make(content)
@@ -66,7 +66,7 @@ def test_no_control_character_reaches_the_terminal(make, capsys, escape):
 def test_the_list_survives_a_failed_stage(make, tmp_path, sound):
     rows = [{"prompt": "a", "response": "b"}] * sound + [{"n": i} for i in range(50)]
     with pytest.raises(SnaketuneError) as error:
-        make(rows)
+        make(rows, source={"layout": "prompt-response"})
     saved = Path(re.search(r"All are listed in (\S+)", str(error.value))[1])
     assert len(saved.read_text().splitlines()) == 50
     # The next attempt starts with this.

@@ -24,7 +24,7 @@ def test_texts_and_turns_are_read_alike_and_keep_their_order(make):
         row("q", "x", True),
         row(turn("user", "q"), turn("assistant", "y"), False),
         row(turn("system", "s") + turn("user", "r"), turn("assistant", "x"), 1),
-        {"messages": turn("user", "q") + turn("assistant", "z"), "label": "false"},
+        row("q", turn("assistant", "z"), "false"),
     ]
     made = make(rows, kind="unpaired")
     assert summary(made.train) == [("q", "x", True), ("q", "y", False), ("r", "x", True), ("q", "z", False)]
@@ -71,13 +71,11 @@ def test_near_duplicates_and_contamination(make):
     ("raw", "reason"),
     [
         ({"prompt": "q", "completion": "x"}, "missing_column"),
-        ({"messages": turn("user", "q") + turn("assistant", "x")}, "missing_column"),
         (row("q", "x", "greeting"), "wrong_type"),
         (row("q", "x", None), "missing_column"),
         (row("q", " ", True), "empty_completion"),
         (row(turn("user", "q") + turn("assistant", "a"), turn("assistant", "x"), True), "turn_out_of_order"),
-        ({"completion": "x", "label": True}, "unknown_layout"),
-        ({"prompt": "q", "chosen": "x", "rejected": "y"}, "wrong_kind"),
+        ({"completion": "x", "label": True}, "missing_column"),
     ],
 )
 def test_rows_without_label_or_prompt_are_quarantined(make, raw, reason):

@@ -122,9 +122,23 @@ AWKWARD: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
             "1 row, tie; line 3",
         ],
     ),
+    "two layouts": (
+        _lines(
+            "both.jsonl",
+            [
+                {"problem": f"What is {i}?", "solution": f"It is {i}, of course.", "messages": turns(f"q{i}", "r")}
+                for i in range(9)
+            ],
+        ),
+        [
+            "the columns don't decide the layout",
+            "messages reads messages (9 of the first 9 rows) and leaves problem, solution",
+            "layout: prompt-response\n          ignore: [messages]",
+        ],
+    ),
     "one column missing": (
         _lines("half.jsonl", [{"prompt": f"p{i}", "chosen": "c"} for i in range(9)]),
-        ["none: no corpus kind matches these rows", "nearest: pairs", "`rejected` is missing"],
+        ["none: no corpus kind matches these rows", "nearest: prompt-response", "`response` is missing"],
     ),
     "pairs of which none is sound": (
         _lines("same.jsonl", [{"prompt": f"p{i}", "chosen": "c", "rejected": "c"} for i in range(9)]),

@@ -122,7 +122,7 @@ def test_a_large_file_is_sampled(tmp_path, monkeypatch):
     output = unwrap_lines("\n".join(as_text(preview, colour=False)))
     assert "about 6,000 rows, of which the first 30 are read" in output
     assert re.search(r"further on  of 50 rows from the rest of the file, \d+ can't be used", output)
-    assert "wrong kind; about line" in output
+    assert "missing column; about line" in output
 
 
 def test_long_rows_end_the_preview_early(tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ COMPUTING = {
     "config.conditions": {"corpus"},  # the words of a condition in its counts
     # Names of kinds of personal data and of reasoning; what is removed around texts.
     "config.corpus_sources": {"corpus", "report", "tokenize"},
+    "config.row_fields": {"corpus"},
     "config.held_out": OPTIMIZED,  # whether measurements decide which weights are kept
     "config.load": {"card"},  # what a Hub id looks like
     "config.lora": LOADING - {"eval"},  # whether adapters take a part of the base weights

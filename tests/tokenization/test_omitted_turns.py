@@ -6,7 +6,7 @@ import pytest
 from small_tokenizers import LLAMA3, MISTRAL, chat_of, families, messages
 from test_tokenize_stage import artifact, corpus_of, run
 
-from snaketune.corpus.layouts.tools import tools_of
+from snaketune.corpus.values.tools import tools_of
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
 

@@ -10,8 +10,8 @@ from small_tokenizers import CHATML, FRAMES, families, messages, save_tokenizer,
 from tokenizers import Tokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from snaketune.corpus.layouts.tools import tools_of
 from snaketune.corpus.rows import SCHEMAS
+from snaketune.corpus.values.tools import tools_of
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.batched import batched_encoder
 from snaketune.tokenization.chat import ChatTokenizer

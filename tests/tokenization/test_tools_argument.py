@@ -8,8 +8,8 @@ import pytest
 from small_tokenizers import CHATML, LLAMA3, PHI3, chat_of, families, messages
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from snaketune.corpus.layouts.tools import tools_of
 from snaketune.corpus.rows import SCHEMAS
+from snaketune.corpus.values.tools import tools_of
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.exact_match import choose_prompts
 from snaketune.tokenization.batched import batched_encoder

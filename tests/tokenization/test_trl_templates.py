@@ -11,8 +11,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from snaketune.corpus.layouts.tools import tools_of
 from snaketune.corpus.rows import SCHEMAS, VARIABLES
+from snaketune.corpus.values.tools import tools_of
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import DATE_KEY, ChatTokenizer
 from snaketune.tokenization.chat_template import TYPED

@@ -71,7 +71,7 @@ def test_answers_in_brackets_stay(text):
         assert row.messages[1]["content"] == text and row.notes == ()
 
 
-def test_the_dialogue_column_is_detected_by_content():
+def test_the_dialogue_column_is_decided_once_by_content():
     rows = [
         {"likes": "Cats.\nDogs.", "user 1": "User 1: is shy", "best": "User 1: a\nUser 2: b", "id": 3},
         {"likes": "User 1: x\nUser 2: y", "user 1": "shy", "best": "User 1: c\nUser 2: d", "id": 4},
@@ -93,9 +93,9 @@ def test_a_dialogue_inside_a_question_is_no_dialogue(column):
     "text, reason, says",
     [
         ("Hello.\nUser 1: a\nUser 2: b", "not_a_dialogue", "begins? with a speaker"),
-        ("nobody speaks", "not_a_dialogue", "begins with a speaker"),
-        ("", "not_a_dialogue", "begins"),
-        (3, "not_a_dialogue", "begins"),
+        ("nobody speaks", "not_a_dialogue", "begin with a speaker"),
+        ("", "not_a_dialogue", "begin with"),
+        (3, "wrong_type", "chat holds int"),
         ("User 1: a\nUser 2: b\nSpeaker 1: c", "unknown_role", "third speaker, 'speaker 1'"),
         ("User 1: a\nUser 2:\nUser 1: c\nUser 2: d", "empty_turn", "turn 2"),
         ("User 1: a\nUser 1: b\nUser 2: c", "two_turns_in_a_row", "1 and 2"),
@@ -105,14 +105,15 @@ def test_a_dialogue_inside_a_question_is_no_dialogue(column):
 )
 def test_texts_that_are_no_dialogue(text, reason, says):
     with pytest.raises(Malformed, match=f"{reason}: .*{says}"):
-        read({"chat": text}, layout="dialogue")
+        read({"chat": text}, layout="dialogue", messages="chat")
 
 
 def test_speakers_map_names_to_roles():
     text = "Agent: Good morning.\nCaller: Hi.\nAgent: How can I help?"
+    options = {"layout": "dialogue", "messages": "text", "speakers": {"Agent": "assistant", "Caller": "user"}}
     with pytest.raises(Malformed, match="turn_out_of_order"):
-        read({"text": text}, speakers={"Agent": "assistant", "Caller": "user"})
-    made = read({"text": text}, speakers={"Agent": "assistant", "Caller": "user"}, repair=("drop-leading-assistant",))
+        read({"text": text}, **options)
+    made = read({"text": text}, repair=("drop-leading-assistant",), **options)
     assert compact(made[1].messages) == "U Hi.|A How can I help?"
     swapped = read(
         {"text": "User 1: a\nUser 2: b\nUser 1: c"},

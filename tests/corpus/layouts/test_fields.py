@@ -65,10 +65,11 @@ def test_labels():
         (["U q", "A z"], True),
     ]
     assert isinstance(bad, Malformed)
-    bad, pair, joined, alone = rows(raws, PREFERENCES, fields)
+    pair, joined, alone, bad = rows(raws, PREFERENCES, fields)
     assert spelled(pair) == ["U q", "A x", "A y"] and joined is None
     assert isinstance(alone, Dropped) and isinstance(bad, Malformed)
-    assert isinstance(rows(raws, CONVERSATIONS, fields)[0], Malformed)
+    with pytest.raises(Malformed, match="wrong_kind"):
+        rows(raws, CONVERSATIONS, fields)
 
 
 def test_one_message_per_row():
@@ -82,10 +83,10 @@ def test_one_message_per_row():
     ]
     fields = {"conversation": "chat", "order": "at", "role": "who", "content": "said"}
     speakers = {"agent": "assistant", "caller": "user"}
-    made = rows(raws, CONVERSATIONS, fields, speakers=speakers)
+    lost, *made = rows(raws, CONVERSATIONS, fields, speakers=speakers)
     assert made[:2] == [None, None]
     assert [spelled(row) for row in made[2:4]] == [["U Hi|A Hello."], ["U Open?|A Yes."]]
-    assert [error.reason for error in made[4:]] == ["wrong_type", "unknown_role"]
+    assert [error.reason for error in (lost, *made[4:])] == ["missing_column", "unknown_role"]
     in_file_order = rows(raws[2:3] + raws[:1], CONVERSATIONS, fields | {"order": None}, speakers=speakers)
     assert spelled(in_file_order[1]) == ["U Hi|A Hello."]
     mixed = [raws[0], raws[2] | {"at": "one"}]
@@ -134,7 +135,7 @@ def test_a_path_into_a_column_is_not_in_question(make):
             {"messages": "m", "role": "r", "content": "c", "conversation": "i"},
             "messages is a whole conversation; remove",
         ),
-        ({"conversation": "i", "role": "r", "content": "c", "context": "d"}, "remove context"),
+        ({"conversation": "i", "role": "r", "content": "c", "context": "d"}, "context belongs to a prompt"),
         ({"prompt": "q", "answers": ["a"], "ratings": ["r"], "reasoning": "d"}, "remove reasoning"),
     ],
 )

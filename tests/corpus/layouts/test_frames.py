@@ -8,8 +8,8 @@ import yaml
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from snaketune.config.corpus_sources import Source
-from snaketune.corpus.layouts.frames import COMPARED, SharedFrame
 from snaketune.corpus.rows import Conversation
+from snaketune.corpus.values.frames import COMPARED, SharedFrame
 from snaketune.errors import SnaketuneError
 from tests.corpus.row_spelling import PREFERENCES, turns
 

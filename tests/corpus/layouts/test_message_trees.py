@@ -148,7 +148,7 @@ def test_labels_are_copied():
         ([message(1, 3, "q1"), message(2, 1, "a2"), message(3, 2, "q3")], ["cyclic_tree"] * 3),
         ([message(1, None, "q1") | {"text": 3}, message(2, 1, "a2")], ["non_string_content", "orphan_node"]),
         ([message(1, None, "q1") | {"role": "narrator"}], ["unknown_role"]),
-        ([message(1, None, "q1") | {"role": None}], ["missing_speaker"]),
+        ([message(1, None, "q1") | {"role": None}], ["missing_column"]),
         ([message(1, None, "q1") | {"role": ["prompter"]}], ["unknown_role"]),
         ([message([1], None, "q1")], ["wrong_type"]),
         ([message(1, [2], "q1")], ["wrong_type"]),

@@ -3,7 +3,7 @@
 import pytest
 
 from snaketune.corpus.rows import Malformed
-from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, read, turns
+from tests.corpus.row_spelling import PREFERENCES, read, turns
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": "ä"}'}}
 CALLED = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "ä"}}\n</tool_call>'
@@ -146,19 +146,7 @@ def test_other_turns_without_text_are_malformed():
         read({"messages": [{"role": "system", "content": None}]})
 
 
-@pytest.mark.parametrize(
-    "raw, kind, says",
-    [
-        ({"prompt": ["a", "b"], "response": ["c", "d"]}, CONVERSATIONS, "response holds a list of texts"),
-        ({"question": "a", "answer": ["b", "c"]}, CONVERSATIONS, "answer holds a list of texts"),
-        ({"prompt": "a", "chosen": "b", "rejected": ["c", "d"]}, PREFERENCES, "rejected holds a list of texts"),
-        ({"prompt": ["a", "b", "c"], "response": "d"}, CONVERSATIONS, "prompt, turn 1 holds str, expected an object"),
-    ],
-)
-def test_lists_of_texts_are_conversations_only_in_columns_of_conversations(raw, kind, says):
-    with pytest.raises(Malformed, match=f"wrong_type: {says}") as error:
-        read(raw, kind)
-    assert "fields.messages" not in str(error.value)
-    for column in ("messages", "conversations", "turns"):
+def test_a_list_of_texts_is_no_conversation():
+    for column in ("messages", "conversations"):
         with pytest.raises(Malformed, match=r"turn 1 holds str.*texts of alternating speakers.*`fields.messages`"):
             read({column: ["a", "b"]})

@@ -5,7 +5,7 @@ import pytest
 from snaketune.config.corpus_sources import Source
 from snaketune.corpus.layouts.canonical import canonical_rows
 from snaketune.corpus.rows import RawRow
-from tests.corpus.row_spelling import PREFERENCES, compact, read, read_all
+from tests.corpus.row_spelling import PREFERENCES, compact, read
 
 
 def pairs(raw, **source):
@@ -85,9 +85,7 @@ def test_scores_must_agree_with_the_verdict_and_alone_are_votes_only_for_prefere
     assert pairs(votes | {"winner": "a"}) == ["rating_contradicts"]
     assert pairs(votes | {"winner": "b"}) == ["b>a"]
     row = {"instruction": "q", "output": "r", "output_1": "x", "output_2": "y", "score_1": 1, "score_2": 2}
-    assert read(row)[0] == "alpaca"
-    labelled = {"prompt": "q", "completion": "x", "label": True, "responses": ["x", "y"], "scores": [1, 2]}
-    assert read_all([labelled], PREFERENCES)[0].layout == "unpaired"
+    assert read(row)[0] == "prompt-response"
 
 
 def test_the_mean_of_several_votes():

@@ -76,7 +76,7 @@ FILES = [
     Real("gsm8k/train.jsonl", "prompt-response", 7473),
     Real("gsm8k/test.jsonl", "prompt-response", 1319),
     Real("gsm8k/test_socratic.jsonl", "prompt-response", 1319),
-    Real("gsm8k/example_model_solutions.jsonl", "fields", 1319, fields=SOLUTIONS),
+    Real("gsm8k/example_model_solutions.jsonl", "prompt-response", 1319, fields=SOLUTIONS),
     Real(
         "dolly_hhrlhf_small/dolly_hhrlhf_train_small.jsonl",
         "prompt-response",
@@ -85,7 +85,7 @@ FILES = [
     ),
     Real("self_instruct/seed_tasks.jsonl", "instances", 175),
     Real("self_instruct/user_oriented_instructions.jsonl", "instances", 252),
-    Real("raschka_instruct/instruction-data.json", "alpaca", 1100),
+    Real("raschka_instruct/instruction-data.json", "prompt-response", 1100),
     Real(
         "raschka_instruct/instruction-data-with-preference.json",
         "pairs",
@@ -112,7 +112,7 @@ FILES = [
     ),
     *(Real(file, "message-tree", 100, notes={"synthetic_message": 5}) for file in OASST),
     *(Real(file, "message-tree", 429, PREFERENCES, notes={"synthetic_message": 12}) for file in OASST),
-    Real("fastchat/dummy_conversation.json", "sharegpt", 500),
+    Real("fastchat/dummy_conversation.json", "messages", 500),
     *(Real(f"sgd_dialogues/dialogues_{number}.json", "turns", 128) for number in ("001", "002", "004", "005")),
     Real("sgd_dialogues/dialogues_003.json", "turns", 127, quarantined={"empty_turn": 1}),
     Real(
@@ -139,7 +139,7 @@ FILES = [
         {"empty_completion": 52, "wrong_type": 6},
         {"tie": 105},
     ),
-    Real("svamp/SVAMP.json", "fields", 1000, fields=SVAMP),
+    Real("svamp/SVAMP.json", "prompt-response", 1000, fields=SVAMP),
     *(Real(f"bbh/{task}.json", "prompt-response", rows) for task, rows in BBH.items()),
     Real("ifeval/input_data.jsonl", "auto", 0, quarantined={"unknown_layout": 541}),
 ]

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snaketune.corpus.layouts.validation import STEPS
 from snaketune.corpus.rows import Malformed
+from snaketune.corpus.values.validation import STEPS
 from tests.corpus.row_spelling import CHAT, PREFERENCES, compact, read, turns
 
 ALL = tuple(STEPS)

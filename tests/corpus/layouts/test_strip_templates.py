@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snaketune.corpus.layouts.templates import TEMPLATES, strip_template, templated_conversation
 from snaketune.corpus.rows import Malformed
+from snaketune.corpus.values.templates import TEMPLATES, strip_template, templated_conversation
 from tests.corpus.row_spelling import ALPACA, PREFERENCES, compact, read, turns
 
 SYSTEM = "A chat between a guest and a clerk. The clerk is polite."
@@ -64,15 +64,15 @@ def test_removed(name, prompt, inside):
 
 
 @pytest.mark.parametrize("name, prompt, inside", FRAMED)
-@pytest.mark.parametrize("around", ["What does this mean? {}", "{} Explain the above.", "```\n{}\n```"])
-def test_a_text_about_a_template_is_not_changed(name, prompt, inside, around):
-    text = around.format(prompt)
-    try:
-        assert strip_template(text) is None
-    except Malformed as error:
-        # Special tags at the very beginning: refused rather than templated twice.
-        assert text.startswith(prompt) and error.reason == "baked_in_template"
-        assert name in ("chatml", "llama3", "llama2", "gemma", "tags")
+def test_a_text_about_a_template_is_not_changed(name, prompt, inside):
+    for around in ("What does this mean? {}", "{} Explain the above.", "```\n{}\n```"):
+        text = around.format(prompt)
+        try:
+            assert strip_template(text) is None
+        except Malformed as error:
+            # Special tags at the very beginning: refused rather than templated twice.
+            assert text.startswith(prompt) and error.reason == "baked_in_template"
+            assert name in ("chatml", "llama3", "llama2", "gemma", "tags")
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_an_end_of_turn_alone_is_an_empty_turn():
 @pytest.mark.parametrize("name, prompt, inside", FRAMED)
 def test_an_instruction_in_a_template(name, prompt, inside):
     layout, row = read({"instruction": prompt, "input": "", "output": "x</s>"})
-    assert (layout, compact(row.messages)) == ("alpaca", f"{inside}|A x")
+    assert (layout, compact(row.messages)) == ("prompt-response", f"{inside}|A x")
     assert row.notes == (f"unwrapped_{name}_template", "removed_end_of_turn")
     row = read({"instruction": prompt, "input": None, "chosen": "x", "rejected": "y"}, PREFERENCES)[1]
     assert (compact(row.prompt), row.notes) == (inside, (f"unwrapped_{name}_template",))

@@ -105,7 +105,7 @@ def test_other_names_of_tools_and_parameters_are_read(make, chat):
     for code in (["def f(): pass"], [{"name": "f", "code": "def f(): pass"}]):
         (row,) = make([chat() | {"functions": code}], source={"ignore": ["functions"]}).train
         assert row["tools"] is None
-    assert make([chat() | {"tools": "[]", "functions": [WEATHER]}]).train[0]["tools"] == expected
+    assert make([chat() | {"functions": [WEATHER]}]).train[0]["tools"] == expected
     assert make([chat() | {"tools": [{"functionDeclarations": [WEATHER]}]}]).train[0]["tools"] == expected
 
 

@@ -6,17 +6,16 @@ from datetime import datetime
 import pyarrow as pa
 import pytest
 import yaml
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
 from snaketune.config.corpus_sources import Source
-from snaketune.corpus.layouts import unstated
-from snaketune.corpus.layouts.canonical import canonical_rows
+from snaketune.corpus.layouts import canonical, unstated
 from snaketune.corpus.layouts.unstated import UnstatedColumns
-from snaketune.corpus.rows import Dropped, Malformed, RawRow, RowResult
+from snaketune.corpus.rows import Malformed, RawRow, RowResult
 from snaketune.errors import SnaketuneError
-from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, turns
+from tests.corpus.row_spelling import PREFERENCES, turns
 
 ROWS = 60
 
@@ -120,6 +119,7 @@ def test_all_columns_in_question_are_named_at_once_and_soon(make, monkeypatch):
     listed, _ = stops(make, raws)
     assert listed == ["is_correct", "first", "late"]
     monkeypatch.setattr(first_pass, "ROWS_BEFORE_STOP", 10)
+    monkeypatch.setattr(canonical, "ROWS_COMPARED", 5)
     monkeypatch.setattr(first_pass, "progress", lambda raws, *_: counted(raws))
     read = []
 
@@ -158,7 +158,9 @@ def test_the_message_names_place_value_and_another_layout(make):
     assert re.search(
         r'\n  chosen: "a better answer, number \d+" \((line 51|60 different texts in 60 rows)\)\n', message
     )
-    assert "Another layout, nearest: alpaca" in message
+    raws = rows(instruction=lambda i: f"a better question, number {i}")
+    with pytest.raises(SnaketuneError, match=r"Another layout is instances .*: `instances` is missing"):
+        make(raws)
 
 
 def test_pairs_documents_and_trees(make):
@@ -226,59 +228,3 @@ def test_any_column_is_left_or_in_question_and_never_both_after_pasting(values):
         pasted.add(result)
     pasted.finish()
     assert not pasted.in_question
-
-
-# A row of each layout, and the kind of corpus that takes it.
-LAYOUT_ROWS = {
-    "messages": ({"messages": turns("U q", "A r")}, CONVERSATIONS),
-    "sharegpt": ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "r"}]}, CONVERSATIONS),
-    "turns": ({"turns": [{"speaker": "USER", "utterance": "q"}, {"speaker": "SYSTEM", "utterance": "r"}]}, CONVERSATIONS),
-    "dialogue": ({"chat": "User 1: q\nUser 2: r"}, CONVERSATIONS),
-    "alpaca": ({"instruction": "q", "input": "", "output": "r"}, CONVERSATIONS),
-    "instances": ({"instruction": "q", "instances": [{"input": "i", "output": "r"}]}, CONVERSATIONS),
-    "prompt-response": ({"prompt": "q", "response": "r"}, CONVERSATIONS),
-    "message-tree": (
-        {"message_id": "1", "role": "prompter", "text": "q", "replies": [
-            {"message_id": "2", "role": "assistant", "text": "r"},
-        ]},
-        CONVERSATIONS,
-    ),
-    "contents": (
-        {"contents": [{"role": "user", "parts": [{"text": "q"}]}, {"role": "model", "parts": [{"text": "r"}]}]},
-        CONVERSATIONS,
-    ),
-    "moss": ({"meta_instruction": "m", "chat": {"turn_1": {"Human": "q", "MOSS": "r"}}}, CONVERSATIONS),
-    "pairs": ({"prompt": "q", "chosen": "x", "rejected": "y"}, PREFERENCES),
-    "transcripts": ({"chosen": "\n\nHuman: q\n\nAssistant: x", "rejected": "\n\nHuman: q\n\nAssistant: y"}, PREFERENCES),
-    "votes": ({"prompt": "q", "response_a": "x", "response_b": "y", "winner": "A"}, PREFERENCES),
-    "rated": ({"prompt": "q", "completions": [{"text": "x", "score": 2}, {"text": "y", "score": 1}]}, PREFERENCES),
-    "unpaired": ({"prompt": "q", "completion": "r", "label": True}, "unpaired"),
-    "text": ({"text": "a document"}, "text"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("layout", LAYOUT_ROWS)
-@given(
-    st.sampled_from(["extra", "remark", "second", "Antwort", "zz.top", "answer2", "gold"]) | st.text(max_size=8), VALUES
-)
-@settings(deadline=None, max_examples=100)
-def test_a_further_column_is_read_or_listed_or_the_row_is_refused(layout, name, value):
-    row, kind = LAYOUT_ROWS[layout]
-    assume(name not in row)
-    source = Source(files=("x",))
-    try:
-        results = list(canonical_rows([RawRow("row", 1, row | {name: value})], kind=kind, source=source, repair=()))
-    except Malformed:
-        return
-    (plain,) = canonical_rows([RawRow("row", 1, row)], kind=kind, source=source, repair=())
-    (result,) = results
-    if isinstance(result.row, Malformed | Dropped) or result.row != plain.row:
-        return
-    columns = UnstatedColumns(source)
-    columns.add(result)
-    columns.finish()
-    holds_something = bool(value) or isinstance(value, int | float)
-    assert name in result.ignored or not holds_something
-    # What isn't in question can't hold a turn.
-    if not columns.in_question and isinstance(value, str):
-        assert len(value) <= 400 and "\n" not in value.strip()

@@ -123,7 +123,7 @@ def test_any_column_may_be_the_conversation(value, expected):
 
 
 def test_alternating_texts_are_refused_with_the_field_that_reads_them():
-    with pytest.raises(Malformed, match=r"turn 1 holds str.*`fields.messages` names the column"):
+    with pytest.raises(Malformed, match=r"turn 1 holds str.*`fields.messages`"):
         read({"conversations": ["a", "b"]})
     with pytest.raises(Malformed, match="missing_column: no column dialog"):
         read({"conversations": ["a", "b"]}, messages="dialog")
@@ -154,7 +154,7 @@ def test_a_template_joins_lists_by_lines():
     ("fields", "says"),
     [
         ({"messages": "m", "prompt": "p", "response": "r"}, "messages is a whole conversation"),
-        ({"messages": "m", "context": "c"}, "messages holds a whole conversation"),
+        ({"messages": "m", "context": "c"}, "context belongs to a prompt"),
         ({"prompt": "p", "chosen": "c", "rejected": "r", "reasoning": "t"}, "reasoning belongs to a response"),
     ],
 )

@@ -10,10 +10,11 @@ from pydantic import AfterValidator, Field, JsonValue, field_validator, model_va
 
 from snaketune.config.base import Fraction, LocalPath, Model, PositiveInt, Revision, ShortText, files_at
 from snaketune.config.conditions import Conditions
+from snaketune.config.row_fields import Fields
 
 Layout = Literal[
-    "auto", "messages", "sharegpt", "turns", "dialogue", "alpaca", "instances", "prompt-response", "message-tree", "pairs",
-    "transcripts", "votes", "rated", "contents", "moss", "unpaired", "text",
+    "auto", "messages", "turns", "contents", "moss", "dialogue", "prompt-response", "instances", "message-tree", "message-rows",
+    "pairs", "votes", "rated", "unpaired", "text",
 ]  # fmt: skip
 Role = Literal["system", "user", "assistant", "tool"]
 Repair = Literal[
@@ -57,96 +58,6 @@ class HubDataset(Model):
 
 # More than a person would write down.
 MANY_FILES = 10
-# The columns that make a row, in each of the ways in which `fields` map them.
-MAPPINGS = (
-    ("prompt", "response"),
-    ("prompt", "chosen", "rejected"),
-    ("prompt", "answers", "ratings"),
-    ("prompt", "response", "label"),
-    ("conversation", "role", "content"),
-)
-
-
-class Fields(Model):
-    """Column mapping for files in no known layout.
-
-    A value is a column name, a path such as `metadata.tools` (also into JSON that a text holds), or a template over columns
-    such as `"{Body} {Question}"`. A column that holds a list of texts is joined by line breaks.
-    """
-
-    messages: str | None = None
-    """A whole conversation: a list of turns, numbered turns, or a list of texts that alternate between user and assistant."""
-    system: str | None = None
-    """System turn."""
-    prompt: str | None = None
-    """User turn."""
-    context: str | None = None
-    """Context of the prompt, such as a document; it is appended to the prompt."""
-    reasoning: str | None = None
-    """Reasoning before the response; it is written as `<think>…</think>`."""
-    response: str | None = None
-    """Assistant turn."""
-    chosen: str | None = None
-    """The better completion of a pair."""
-    rejected: str | None = None
-    """The worse completion of a pair."""
-    answers: tuple[str, ...] = ()
-    """Several answers to the prompt: their columns, or one column with a list of them."""
-    ratings: tuple[str, ...] = ()
-    """Ratings of the answers, in the same order, the higher the better: their columns, or one column with a list."""
-    label: str | None = None
-    """Whether the response is good: true or false, 1 or 0, yes or no, good or bad."""
-    conversation: str | None = None
-    """For files with one message per row: the id of its conversation. Needs `role` and `content`."""
-    order: str | None = None
-    """Number or time by which the messages of a conversation are sorted. Default: their order in the file."""
-    role: str | None = None
-    """Speaker of the message, as in `speakers`."""
-    content: str | None = None
-    """Text of the message."""
-    tools: str | None = None
-    """Tools that the prompt offers, as JSON or as a list of functions; the chat template renders them."""
-    template_variables: str | None = None
-    """Variables of the chat template for the row, an object, also as JSON; they replace those of the source."""
-    weight: str | None = None
-    """Number from 0 to 100 that multiplies the loss of the row's turns."""
-    answer: str | None = None
-    """Checkable answer of the last assistant turn, for exact match."""
-    task: str | None = None
-    """Label by which exact match is grouped."""
-    text: str | None = None
-    """Document, for corpora of kind `text`. Default: the column `text`."""
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        turns = (
-            "prompt",
-            "response",
-            "chosen",
-            "rejected",
-            "answers",
-            "ratings",
-            "label",
-            "conversation",
-            "role",
-            "content",
-        )
-        named = {key for key in turns if getattr(self, key)}
-        if named and named not in map(set, MAPPINGS):
-            raise ValueError(f"map one of: {'; '.join(map(', '.join, MAPPINGS))}; found {', '.join(sorted(named))}")
-        if self.order and not self.conversation:
-            raise ValueError("order sorts the messages of a conversation; map conversation, too, or remove order")
-        if self.messages and named:
-            raise ValueError(f"messages is a whole conversation; remove {min(named)}")
-        if self.messages and (self.context or self.reasoning):
-            raise ValueError(
-                "context and reasoning belong to a prompt and its response; messages holds a whole conversation"
-            )
-        if self.reasoning and not self.response and named:
-            raise ValueError("reasoning belongs to a response, and these rows have none; remove reasoning")
-        if self.context and self.conversation:
-            raise ValueError("context belongs to a prompt; remove context")
-        return self
 
 
 class Frame(Model):
@@ -359,7 +270,7 @@ class CorpusContent(Model):
             if kind != "preferences" and (source.margin or source.pairing != "each"):
                 key = "margin" if source.margin else "pairing"
                 raise ValueError(f"{key} applies to rated preferences; this corpus is of kind {kind}; remove it")
-            unlabelled = (fields.prompt and not fields.label) or fields.conversation
+            unlabelled = fields.maps_rows and not fields.label
             if kind == "unpaired" and (layout not in ("auto", "unpaired") or unlabelled):
                 other = "fields without label" if unlabelled else f"layout {layout}"
                 raise ValueError(f"a corpus of kind unpaired is read from completions with a label; found {other}")

@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 
 from snaketune.config.corpus_sources import Source
-from snaketune.corpus.excerpts import print_line
+from snaketune.corpus.excerpts import print_line, printable
 from snaketune.corpus.layouts.canonical import canonical_rows
-from snaketune.corpus.layouts.frames import SharedFrame
 from snaketune.corpus.layouts.unstated import ROWS_BEFORE_STOP, UnstatedColumns
-from snaketune.corpus.layouts.values import column_of, wrong_type
 from snaketune.corpus.quarantine import Quarantine
 from snaketune.corpus.reading.formats import TextKeys
 from snaketune.corpus.reading.sources import hub_name, read_files, read_hub
@@ -28,6 +26,8 @@ from snaketune.corpus.selecting.near_duplicates import NearDuplicateSearch
 from snaketune.corpus.selecting.splits import prompt_hash, split_key
 from snaketune.corpus.selecting.spool import ROWS_PER_BATCH, Spool
 from snaketune.corpus.selecting.words import compared_texts
+from snaketune.corpus.values.cells import column_of, wrong_type
+from snaketune.corpus.values.frames import SharedFrame
 from snaketune.errors import SnaketuneError
 from snaketune.patterns import TooSlow, search
 from snaketune.progress import progress
@@ -129,7 +129,7 @@ class Scan:
             raise SnaketuneError(f"{name}, {result.raw.unit} {result.raw.number}: {error}") from None
         except Malformed as error:
             # It is about the file as a whole.
-            raise SnaketuneError(f"{name}: {error.detail}") from None
+            raise SnaketuneError("\n".join(map(printable, f"{name}: {error.detail}".split("\n")))) from None
         unstated.finish()
         unstated.check(name, self.spec.kind)
         shared.check(name)

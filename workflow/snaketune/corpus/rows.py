@@ -26,7 +26,7 @@ TURN = [("role", pa.string()), ("content", pa.string())]
 MESSAGES = pa.list_(pa.struct([*TURN, ("supervised", pa.bool_())]))
 WEIGHTED_MESSAGES = pa.list_(pa.struct([*TURN, ("weight", pa.float32())]))
 ID = pa.field("id", pa.string())
-# Fields besides the turns: the tools that the prompt offers (see `layouts.tools`), and the checkable answer.
+# Fields besides the turns: the tools that the prompt offers (see `values.tools`), and the checkable answer.
 LABEL_FIELDS = [("tools", pa.string()), ("answer", pa.string()), ("task", pa.string())]
 SOURCE = pa.field("source", pa.int16())
 # Variables of the chat template, an object as JSON: a column of corpora in which a row has any.

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from snaketune.config.corpus_sources import CorpusContent, Fields, Source
-from snaketune.corpus.layouts.messages import are_turns
+from snaketune.corpus.values.turns import are_turns
 from snaketune.preview.reading import Reading
 
 # For each field, words in the names of columns that hold it, the likeliest first.

@@ -10,17 +10,17 @@ from typing import Any, get_args
 
 from snaketune.config.corpus_sources import Cleaning, Frame, Repair, Source
 from snaketune.corpus.layouts.canonical import canonical_rows
-from snaketune.corpus.layouts.frames import SharedFrame
+from snaketune.corpus.layouts.recognise import UnknownLayout
 from snaketune.corpus.layouts.unstated import UnstatedColumns, values_at
 from snaketune.corpus.rows import TEXT, Dropped, Malformed, Row, RowResult, content_hash
 from snaketune.corpus.selecting.cleaning import Cleaner
+from snaketune.corpus.values.frames import SharedFrame
 from snaketune.patterns import TooSlow
 from snaketune.preview.sample import FORMATS, FileSample
 
 KINDS = ("conversations", "preferences", "unpaired")
 REPAIRS: tuple[Repair, ...] = get_args(Repair)
 REPAIRED = "repaired_"
-UNKNOWN_LAYOUT = "unknown_layout"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +50,7 @@ class Reading:
         repeats: an example of these.
         repairs: by repair, the number of rows that it changed.
         trouble: errors about a file as a whole.
+        unknown: the error about a file whose columns don't decide its layout.
     """
 
     kind: str
@@ -68,11 +69,13 @@ class Reading:
     repeats: Example | None = None
     repairs: Counter[str] = field(default_factory=Counter)
     trouble: list[str] = field(default_factory=list)
+    unknown: UnknownLayout | None = None
 
     @property
-    def score(self) -> tuple[int, int]:
-        """Sort key of how well the kind suits: rows used, and negated, rows that aren't of this kind."""
-        return self.used, -self.quarantined[UNKNOWN_LAYOUT] - self.quarantined["wrong_kind"]
+    def score(self) -> tuple[int, bool, bool, int]:
+        """Sort key of how well the kind suits; at the end whether stating a layout helps, and columns in question (negated)."""
+        undecided = self.unknown is not None and bool(self.unknown.layouts)
+        return self.used, self.unknown is None, undecided, -len(self.in_question)
 
 
 def read_as(
@@ -96,6 +99,8 @@ def read_as(
                     unstated.add(result)
                     if kind != TEXT and isinstance(result.row, Row):
                         shared.add(result.row)
+        except UnknownLayout as error:
+            reading.unknown = reading.unknown or error
         except Malformed as error:
             reading.trouble.append(f"{sample.name}: {error.detail}")
         unstated.finish()
@@ -114,7 +119,7 @@ def best_reading(source: Source, samples: list[FileSample]) -> tuple[Reading, di
         return best, counts
     for kind in reversed(KINDS):
         reading = read_as(kind, source, samples)
-        counts[kind] = reading.used
+        counts[kind] = 0 if reading.in_question else reading.used
         if best is documents or reading.score >= best.score:
             best = reading
     rows = sum(len(sample.raws) for sample in samples)
@@ -126,7 +131,8 @@ def read_further(reading: Reading, source: Source, samples: list[FileSample]) ->
     further = [replace(sample, raws=sample.further) for sample in samples if sample.further]
     if not further or "message-tree" in reading.layouts:
         return None
-    return read_as(reading.kind, source, further)
+    layout = next(iter(reading.layouts), source.layout)
+    return read_as(reading.kind, source.model_copy(update={"layout": layout}), further)
 
 
 def repairs_that_help(reading: Reading, source: Source, samples: list[FileSample]) -> tuple[dict[str, int], int]:

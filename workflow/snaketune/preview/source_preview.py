@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.config.corpus_sources import Fields, Source
-from snaketune.corpus.layouts.readers import LAYOUTS
-from snaketune.corpus.layouts.recognise import nearest
 from snaketune.corpus.reading.sources import hub_name
 from snaketune.corpus.rows import TEXT
 from snaketune.preview.config_corpora import PreviewedCorpus
 from snaketune.preview.config_entry import entry, suggested
-from snaketune.preview.reading import UNKNOWN_LAYOUT, Reading, best_reading, read_as, read_further, repairs_that_help
+from snaketune.preview.reading import Reading, best_reading, read_as, read_further, repairs_that_help
 from snaketune.preview.rendered_rows import BYTES_PER_TOKEN, LENGTHS, RenderedRows, Renderer, load_renderer, render
 from snaketune.preview.sample import FORMATS, FileSample, encoding_of, samples_of
 
@@ -31,7 +29,8 @@ class SourcePreview:
     Attributes:
         name: the file, or the corpus and its source.
         why: the reason for the kind.
-        columns: if no layout is recognised, the columns, each with a value.
+        columns: if they don't decide the layout, the columns, each with a value.
+        undecided: why they don't.
         further: rows from the rest of the file, read like the first ones.
         repairs: by repair that helps, the number of rows that it changes.
         repaired: number of rows that could be used in addition with these.
@@ -46,6 +45,7 @@ class SourcePreview:
     reading: Reading
     why: str
     columns: dict[str, object] = field(default_factory=dict)
+    undecided: str = ""
     further: Reading | None = None
     repairs: dict[str, int] = field(default_factory=dict)
     repaired: int = 0
@@ -57,11 +57,6 @@ class SourcePreview:
     @property
     def rows_read(self) -> int:
         return _count(self.samples)
-
-    @property
-    def nearest(self) -> str:
-        """The nearest layout of any kind and what it lacks, if none is recognised; else ""."""
-        return nearest(tuple(self.columns), frozenset(LAYOUTS)) if self.columns else ""
 
     @property
     def estimated(self) -> str:
@@ -86,8 +81,12 @@ def preview_file(file: str, renderer: Renderer) -> SourcePreview:
         if as_document[0].raws and as_document[0].format.startswith(FORMATS[TEXT]):
             samples = as_document
             reading, counts = best_reading(source, samples)
-    columns = _unknown_columns(reading, samples)
-    if columns and (suggestion := suggested(_objects(samples))):
+    columns, undecided = _unknown_columns(reading, samples), reading.unknown.detail if reading.unknown else ""
+    if reading.unknown and reading.unknown.layouts:
+        layout, ignored = next(iter(reading.unknown.layouts.items()))
+        source = source.model_copy(update={"layout": layout, "ignore": tuple(ignored)})
+        reading = read_as(reading.kind, source, samples)
+    elif columns and (suggestion := suggested(_objects(samples))):
         kind, fields = suggestion
         mapped = source.model_copy(update={"fields": fields})
         by_fields = read_as(kind, mapped, samples)
@@ -101,6 +100,7 @@ def preview_file(file: str, renderer: Renderer) -> SourcePreview:
         reading=reading,
         why=_why(reading, counts, rows_read, by_fields=source.fields != Fields()),
         columns=columns,
+        undecided=undecided,
         further=read_further(reading, source, samples),
         repairs=repairs,
         repaired=repaired,
@@ -145,6 +145,7 @@ def _preview_source(corpus: PreviewedCorpus, number: int, renderer: Renderer) ->
         reading=reading,
         why=f"as the config says; reads {_of(reading.used, _count(samples))}",
         columns=_unknown_columns(reading, samples),
+        undecided=reading.unknown.detail if reading.unknown else "",
         further=read_further(reading, source, samples),
         repairs={name: count for name, count in repairs.items() if name not in content.repair},
         repaired=repaired,
@@ -162,7 +163,7 @@ def _why(reading: Reading, counts: dict[str, int], rows_read: int, *, by_fields:
     others = {kind: count for kind, count in counts.items() if kind not in (reading.kind, TEXT)}
     reads = [f"{kind}: {count:,}" for kind, count in others.items() if count]
     reads_too = ", ".join(reads) if reads else "no other kind reads any" if others else ""
-    mixed = reading.quarantined.get("wrong_kind", 0) and reads
+    mixed = reads and reading.quarantined["missing_column"]
     advice = "; a corpus holds one kind, so split the file" if mixed else ""
     return f"reads {_of(reading.used, rows_read)}" + (f" ({reads_too})" if reads_too else "") + advice
 
@@ -182,9 +183,9 @@ def _objects(samples: list[FileSample]) -> list[dict[str, Any]]:
 
 
 def _unknown_columns(reading: Reading, samples: list[FileSample]) -> dict[str, object]:
-    """The most common set of columns, each with a value, if most rows are in no known layout."""
+    """The most common set of columns, each with a value, if they don't decide the layout."""
     rows = _objects(samples)
-    if not rows or 2 * reading.quarantined[UNKNOWN_LAYOUT] <= _count(samples):
+    if not rows or reading.unknown is None:
         return {}
     columns = Counter(tuple(name for name, value in row.items() if value is not None) for row in rows)
     ((commonest, _),) = columns.most_common(1)

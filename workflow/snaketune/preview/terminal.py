@@ -14,7 +14,7 @@ import numpy as np
 from snaketune.corpus.excerpts import excerpt, printable
 from snaketune.corpus.rows import TEXT
 from snaketune.preview.config_entry import conditions
-from snaketune.preview.reading import UNKNOWN_LAYOUT, Reading
+from snaketune.preview.reading import Reading
 from snaketune.preview.rendered_rows import RenderedRow, RenderedRows, TextSpan
 from snaketune.preview.source_preview import SourcePreview
 
@@ -87,7 +87,9 @@ def facts(preview: SourcePreview, *, complete: bool = False) -> Iterator[Fact]:
     yield "kind", f"{reading.kind}: {preview.why}" if reading.used else "none: no corpus kind matches these rows"
     if preview.columns:
         yield "columns", _listed({name: excerpt(value) for name, value in preview.columns.items()}, complete)
-        yield "layout", f"none is known; {preview.nearest}"
+        first, *others = preview.undecided.split("\n")
+        yield "layout", first
+        yield from (("", line) for line in others)
     elif layouts := reading.layouts.most_common():
         yield "layout", ", ".join(f"{name} ({_rows(n)})" if len(layouts) > 1 else name for name, n in layouts)
     if reading.ignored:
@@ -121,11 +123,7 @@ def facts(preview: SourcePreview, *, complete: bool = False) -> Iterator[Fact]:
 
 def _unused_rows(preview: SourcePreview, complete: bool) -> Iterator[Fact]:
     reading, further = preview.reading, preview.further
-    quarantined = reading.quarantined.copy()
-    if preview.columns:
-        # The nearest layout has a line already.
-        del quarantined[UNKNOWN_LAYOUT]
-    yield from _reasons("quarantined", reading, quarantined, complete)
+    yield from _reasons("quarantined", reading, reading.quarantined, complete)
     if preview.repaired:
         yield "", f"`repair: [{', '.join(preview.repairs)}]` fixes {preview.repaired:,} of them"
     yield from _reasons("dropped", reading, reading.dropped, complete)

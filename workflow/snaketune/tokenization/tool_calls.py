@@ -1,6 +1,6 @@
 """Tools of rows, and tool calls of assistants, in the form that chat templates expect.
 
-A row stores its tools as JSON text (see `corpus.layouts.tools`). A template writes them into the prompt, so their strings are
+A row stores its tools as JSON text (see `corpus.values.tools`). A template writes them into the prompt, so their strings are
 untrusted text like a user's message.
 
 In a row, a call is part of the assistant's text. A template that reads `tool_calls` writes calls in a form of its own, which

@@ -1,150 +1,153 @@
-"""Recognition of a row's layout, by its columns and, where they are ambiguous, by their values; else the nearest layout."""
+"""The layout of a file, decided once from the columns of its first rows.
 
-import re
-from functools import lru_cache
+A layout is a candidate if the file has the columns that it needs. The one that leaves fewest columns is the file's, if the
+columns that it leaves are also left by all others; of several, the only one whose rest can't be turns (`unstated`).
+"""
 
-from snaketune.corpus.layouts.dialogues import dialogue_column
-from snaketune.corpus.layouts.exchanges import INSTRUCTION_RESPONSES, prompt_and_response
-from snaketune.corpus.layouts.message_trees import is_nested_tree
-from snaketune.corpus.layouts.messages import may_be_serialized_turns
-from snaketune.corpus.layouts.pairs import pair_columns, rating_columns
-from snaketune.corpus.layouts.readers import LAYOUTS, RowFile
-from snaketune.corpus.layouts.templates import is_transcript
-from snaketune.corpus.layouts.unpaired import LABEL_COLUMNS, is_labelled, label_value
-from snaketune.corpus.layouts.values import Raw, columns_of
-from snaketune.corpus.layouts.vendor_turns import is_contents
-from snaketune.corpus.layouts.votes import answer_columns, only_scored
-from snaketune.corpus.rows import Malformed
+from collections.abc import Sequence
+from typing import NamedTuple
 
-# Beside these columns, a text that looks like a dialogue is part of the question.
-PROMPT_COLUMNS = {"instruction", "prompt", "question", "input", "query", "response", "output", "answer", "completion"}
-ADVICE = "map columns with `fields`"
-# Layouts of another kind of corpus that a row would have without one column, and what that column is.
-OTHER_LAYOUTS = (
-    ("output", "alpaca", "output"),
-    ("messages", "messages", "messages"),
-    ("conversations", "sharegpt", "conversations"),
-    *((label, "prompt-response", "completion all the same") for label in LABEL_COLUMNS),
-)
+from snaketune.config.corpus_sources import Source
+from snaketune.config.row_fields import MAPPINGS
+from snaketune.corpus.excerpts import EXCERPT_LENGTH
+from snaketune.corpus.layouts.nearest import entry_of_fields, nearest
+from snaketune.corpus.layouts.table import LAYOUTS
+from snaketune.corpus.layouts.unstated import UnstatedColumns
+from snaketune.corpus.rows import TEXT, Malformed, RawRow, RowResult
+from snaketune.corpus.values.cells import Raw, flat
+from snaketune.corpus.values.row_file import RowFile, stated_names
+from snaketune.corpus.values.schema import VALUES_COMPARED, Name, Samples, Schema, Variant, bind, columns_in
 
 
-def recognise(raw: Raw, file: RowFile) -> str:
-    """Return the layout of `raw`, a row without null columns; the column of a dialogue is recorded in `file`.
+class UnknownLayout(Malformed):
+    """Raised for a file whose columns don't decide its layout; the message has the entries to paste.
 
-    >>> from snaketune.config.corpus_sources import Source
-    >>> recognise({"question": "1 + 1?", "answer": "2"}, RowFile("conversations", Source(files=("x",))))
-    'prompt-response'
+    Attributes:
+        layouts: the layouts that could read it, each with the columns that the config would have to ignore.
     """
-    columns = tuple(raw)
-    layout = _by_columns(columns)
-    if layout == "sharegpt" and isinstance(raw.get("conversation"), str) and "conversations" not in raw:
-        layout = "sharegpt" if may_be_serialized_turns(raw["conversation"]) else None
-    elif layout == "turns" and not isinstance(raw["turns"], (list, str)):
-        # The number of turns.
-        layout = _by_columns(tuple(column for column in columns if column != "turns"))
-    elif layout == "votes" and file.kind != "preferences" and only_scored(columns):
-        layout = _by_columns(tuple(column for column in columns if column not in only_scored(columns)))
-    if layout == "contents" and not is_contents(raw["contents"]):
-        layout = None
-    may_be_rated = file.kind == "preferences" and layout not in ("pairs", "votes") and rating_columns(raw)
-    if may_be_rated and all(label_value(raw.get(column)) is None for column in LABEL_COLUMNS):
-        return "rated"
-    if layout is None:
-        if is_nested_tree(raw):
-            return "message-tree"
-        if columns not in file.dialogues:
-            column = None if PROMPT_COLUMNS & raw.keys() else dialogue_column(raw, file.speakers)
-            if column is None:
-                raise Malformed("unknown_layout", f"{columns_of(raw)}; {nearest(columns, _of_kind(file.kind))}")
-            file.dialogues[columns] = column
-        return "dialogue"
-    if layout == "pairs" and is_transcript(raw.get("chosen")):
-        return layout if raw.keys() & {"prompt", "question", "instruction"} else "transcripts"
-    may_be_labelled = layout in ("messages", "sharegpt", "alpaca", "prompt-response")
-    return "unpaired" if may_be_labelled and (file.kind == "unpaired" or is_labelled(raw, layout)) else layout
+
+    def __init__(self, detail: str, layouts: dict[str, list[str]] | None = None):
+        super().__init__("unknown_layout", detail)
+        self.layouts = layouts or {}
 
 
-def check_kind(layout: str, kind: str, raw: Raw) -> None:
-    """Raise Malformed if `layout` doesn't give rows of this kind."""
-    kinds = LAYOUTS[layout].kinds
-    if kind in kinds:
-        return
-    hint = f"; {columns_of(raw)}; {nearest(tuple(raw), _of_kind(kind))}"
-    if kind == "conversations":
-        others = (f"; set layout: {other} to read its {what}" for column, other, what in OTHER_LAYOUTS if column in raw)
-        hint = next(others, "")
-    what = f"rows of layout {layout} are for kind {kinds[0]}, and the corpus is of kind {kind}{hint}"
-    raise Malformed("wrong_kind", what)
+class Candidate(NamedTuple):
+    """A layout that could read a file. `left`: the columns that it wouldn't read."""
+
+    schema: Schema
+    variant: Variant
+    bound: dict[str, Name]
+    left: frozenset[str]
 
 
-@lru_cache
-def _of_kind(kind: str) -> frozenset[str]:
-    return frozenset(name for name, layout in LAYOUTS.items() if kind in layout.kinds)
+def recognise(rows: Sequence[RawRow], kind: str, source: Source) -> RowFile:
+    """The file whose first rows these are. Raises Malformed: no layout, several, or one for another kind of corpus."""
+    stated, samples = stated_names(source), _samples(rows, source)
+    layout = _stated_layout(source, kind)
+    if layout:
+        schema = LAYOUTS[layout]
+        if kind not in schema.kinds:
+            what = f"rows of layout {layout} are for kind {schema.kinds[0]}, and the corpus is of kind {kind}"
+            raise Malformed("wrong_kind", what)
+        found = _candidates([schema], {} if source.fields.maps_rows else samples, stated, complete=False)
+    else:
+        schemas = [schema for schema in LAYOUTS.values() if kind in schema.kinds]
+        found = _candidates(schemas, samples, stated, complete=bool(samples))
+        found = [one for one in found if not any(other.left < one.left for other in found)]
+        if len(found) > 1 and samples:
+            found = _decided(found, rows, source)
+    if not found:
+        raise UnknownLayout(_unknown(samples, kind, source))
+    schema, variant, bound, _ = found[0]
+    return RowFile(kind, source, schema, variant, bound)
 
 
-@lru_cache(maxsize=4096)
-def _by_columns(columns: tuple[str, ...]) -> str | None:
-    names = set(columns)
-    if pair_columns(columns) or names >= {"messages", "rejected_response"}:
-        return "pairs"
-    if answer_columns(columns):
-        return "votes"
-    if "messages" in names:
+def _stated_layout(source: Source, kind: str) -> str | None:
+    if kind == TEXT:
+        return TEXT
+    if source.layout != "auto":
+        return source.layout
+    keys = {key for key in stated_names(source) if any(key in mapped for mapped in MAPPINGS.values())}
+    if source.fields.messages and kind == "conversations":
         return "messages"
-    if names & {"conversations", "conversation"}:
-        return "sharegpt"
-    if names >= {"instruction", "instances"}:
-        return "instances"
-    if "instruction" in names and names.intersection(INSTRUCTION_RESPONSES):
-        return "alpaca"
-    if "turns" in names:
-        return "turns"
-    if names >= {"chat", "meta_instruction"}:
-        return "moss"
-    if names >= {"message_id", "role"}:
-        # `parent_id` and `text` may be missing.
-        return "message-tree"
-    if prompt_and_response(columns):
-        return "prompt-response"
-    return "contents" if "contents" in names else None
+    return next((layout for layout, mapped in MAPPINGS.items() if keys == set(mapped)), None)
 
 
-@lru_cache(maxsize=1024)
-def nearest(columns: tuple[str, ...], layouts: frozenset[str]) -> str:
-    """Return the nearest layout, the columns that it lacks, and what to do, as text.
-
-    >>> nearest(("prompt", "chosen"), frozenset({"pairs", "votes"}))
-    'nearest: pairs (prompt, chosen, rejected); `rejected` is missing; or map columns with `fields`'
-    """
-    by_plain_name = {_plain(column): column for column in columns}
-    candidates: list[tuple[int, int, str]] = []
-    for layout, needs in ((name, needs) for name in LAYOUTS if name in layouts for needs in LAYOUTS[name].needs):
-        names_shown, missing, other = [], [], []
-        for names in needs:
-            name = next((name for name in names if name in columns), None)
-            alike = None if name else next((name for name in names if _plain(name) in by_plain_name), None)
-            names_shown.append(name or alike or names[0])
-            if alike:
-                other.append(f"`{by_plain_name[_plain(alike)]}` would have to be called `{alike}`")
-            elif name is None:
-                missing.append(f"`{names[0]}` is missing")
-        if len(missing) < len(needs):
-            what = f"nearest: {layout} ({', '.join(names_shown)}); {', '.join(missing + other)}"
-            # A column with another spelling counts as half a missing one.
-            candidates.append((2 * len(missing) + len(other), -len(needs), what))
-    best = min(candidates, key=lambda candidate: candidate[:2])[2] if candidates else ""
-    if layouts == _of_kind("unpaired"):
-        # `fields` has no key for the label of a completion.
-        return best or "expected prompt, completion, label"
-    otherwise = f"{ADVICE}, or read documents by a corpus of kind text" if "text" in columns else ADVICE
-    return f"{best}; or {otherwise}" if best else otherwise
+def _samples(rows: Sequence[RawRow], source: Source) -> Samples:
+    samples: dict[str, list] = {}
+    for raw in rows:
+        row = flat(raw.value) if isinstance(raw.value.get("input"), dict) else raw.value
+        for column, value in row.items():
+            values = samples.setdefault(column, [])
+            if value is not None and len(values) < VALUES_COMPARED:
+                values.append(value)
+    return {column: values for column, values in samples.items() if column not in source.ignore}
 
 
-def nearest_beside(columns: tuple[str, ...], kind: str, layout: str) -> str:
-    """The nearest layout of a kind of corpus apart from the one that was recognised, as text."""
-    return nearest(columns, _of_kind(kind) - {layout})
+def _candidates(
+    schemas: Sequence[Schema], samples: Samples, stated: dict[str, Name], *, complete: bool
+) -> list[Candidate]:
+    """The layouts that the columns suit. Args: complete: whether all needed columns must be there, else those nearest."""
+    found = []
+    for schema in schemas:
+        for variant in schema.variants:
+            keys = {column.key for column in variant.columns}
+            if complete and not stated.keys() <= keys:
+                continue
+            bound = bind(variant, samples, stated)
+            if complete and not bound.keys() >= set(variant.needed):
+                continue
+            read = {column for name in bound.values() for column in columns_in(name)}
+            found.append(Candidate(schema, variant, bound, frozenset(samples) - read))
+    if not complete:
+        found.sort(key=lambda one: (len(set(one.variant.needed) - one.bound.keys()), len(one.left)))
+    return found
 
 
-def _plain(name: str) -> str:
-    """Return a name in lower case, without plural and punctuation."""
-    return re.sub(r"[^a-z0-9]", "", name.casefold()).rstrip("s")
+def _decided(found: list[Candidate], rows: Sequence[RawRow], source: Source) -> list[Candidate]:
+    """The only candidate whose rest can't be turns. Raises UnknownLayout if there are none or several."""
+    questions = [(one, _in_question(one, rows, source)) for one in found]
+    harmless = [one for one, unstated in questions if not unstated.in_question]
+    if len(harmless) == 1:
+        return harmless
+    questions.sort(key=lambda question: len(question[1].in_question))
+    lines = ["the columns don't decide the layout:"]
+    for (schema, variant, bound, left), _ in questions[:2]:
+        read = ", ".join(", ".join(columns_in(name)) for name in bound.values())
+        complete = sum(all(_has(raw.value, bound[key]) for key in variant.needed) for raw in rows)
+        lines.append(
+            f"  {schema.name} reads {read} ({complete} of the first {len(rows)} rows) and leaves {', '.join(sorted(left))}"
+        )
+    if any(sum(_has(raw.value, name) for raw in rows) < len(rows) for one in found for name in one.bound.values()):
+        lines.append("If some rows have the columns of one layout and some those of another, split the file.")
+    lines.append("The source is then one of:")
+    lines += [unstated.entry(one.schema.name) for one, unstated in questions[:2]]
+    raise UnknownLayout("\n".join(lines), {one.schema.name: [*unstated.in_question] for one, unstated in questions[:2]})
+
+
+def _has(row: Raw, name: Name) -> bool:
+    return all(row.get(column) is not None for column in columns_in(name))
+
+
+def _in_question(candidate: Candidate, rows: Sequence[RawRow], source: Source) -> UnstatedColumns:
+    unstated = UnstatedColumns(source)
+    for raw in rows:
+        left = tuple(column for column in candidate.left if raw.value.get(column) not in (None, "", [], {}))
+        unstated.add(RowResult(raw, candidate.schema.name, None, left))
+    unstated.finish()
+    return unstated
+
+
+def _unknown(samples: Samples, kind: str, source: Source) -> str:
+    """The message for a file in no layout: its columns, the nearest two, and an entry to complete."""
+    columns = ", ".join(samples)[:EXCERPT_LENGTH]
+    lines = [f"no layout for kind {kind} reads these columns: {columns}"]
+    lines += [f"  nearest: {text}" for text in nearest(tuple(samples), kind)]
+    others = [schema for schema in LAYOUTS.values() if kind not in schema.kinds]
+    for schema, *_ in _candidates(others, samples, stated_names(source), complete=True)[:1]:
+        lines.append(f"  they are {schema.name}, which a corpus of kind {schema.kinds[0]} reads")
+    lines += [
+        "Map the columns with `fields`; the source is then, for instance:",
+        entry_of_fields(tuple(samples), kind, source),
+    ]
+    return "\n".join(lines)

@@ -8,72 +8,59 @@ from collections import defaultdict
 from typing import Any
 
 from snaketune.corpus.excerpts import excerpt
-from snaketune.corpus.layouts import exchanges
-from snaketune.corpus.layouts.roles import Speakers
-from snaketune.corpus.layouts.values import Raw, column_of
 from snaketune.corpus.rows import Dropped, Malformed, Outcome, Preference, Unpaired, roles_and_texts
+from snaketune.corpus.values.labels import tools_of
+from snaketune.corpus.values.responses import EXCHANGE, response_of
+from snaketune.corpus.values.row_file import RowFile
+from snaketune.corpus.values.schema import Column, Schema, Values, Variant
+from snaketune.corpus.values.turns import turns_of
 
-LABEL_COLUMNS = ("label", "kto_tag")
 # Values of a label. True equals 1 and 1.0, so these keys match all three; texts are compared in lower case.
 GOOD, BAD = (1, "true", "1", "1.0", "yes", "good"), (0, "false", "0", "0.0", "no", "bad")
-LABEL_VALUES: dict[Any, bool] = dict.fromkeys(GOOD, True) | dict.fromkeys(BAD, False)
+LABELS: dict[Any, bool] = dict.fromkeys(GOOD, True) | dict.fromkeys(BAD, False)
+LABEL = Column("label", "label kto_tag")
 
 
-def label_value(label: Any) -> bool | None:
-    """Return True for a good label, False for a bad one; None for any other, such as the name of a class.
-
-    >>> label_value(0), label_value("True"), label_value("greeting")
-    (False, True, None)
-    """
-    if isinstance(label, str):
-        return LABEL_VALUES.get(label.strip().lower())
-    return LABEL_VALUES.get(label) if isinstance(label, (bool, int, float)) else None
-
-
-def is_labelled(raw: Raw, layout: str) -> bool:
-    """Return True if a row in the layout of a conversation has a label of its quality.
-
-    Read as a plain conversation, the bad ones would be trained on like the good ones. Beside an instruction or a question, a
-    number is often the name of a class, so only a boolean counts.
-    """
-    if label_value(raw.get("kto_tag")) is not None:
-        return True
-    label = raw.get("label")
-    if label_value(label) is None:
-        return False
-    if layout in ("messages", "sharegpt") or isinstance(label, bool):
-        return True
-    columns = exchanges.prompt_and_response(tuple(raw)) if layout == "prompt-response" else None
-    return columns is not None and (columns[0] == "prompt" or columns[1] == "completion")
-
-
-def unpaired_row(raw: Raw, speakers: Speakers) -> Unpaired:
-    column = next((column for column in LABEL_COLUMNS if column in raw), "label")
-    label = label_value(column_of(raw, column))
+def read(values: Values, file: RowFile) -> Unpaired:
+    label = values["label"]
+    label = LABELS.get(label.strip().lower() if isinstance(label, str) else label) if _is_scalar(label) else None
     if label is None:
-        what = f"{excerpt(raw[column])[:40]}, expected true or false, or 1 or 0"
-        raise Malformed("wrong_type", f"{column} holds {what}")
-    prompt, completion, notes = _exchange(raw, speakers)
+        what = f"{excerpt(values['label'])[:40]}, expected true or false, or 1 or 0"
+        raise Malformed("wrong_type", f"{file.names['label']} holds {what}")
+    if "messages" in values:
+        name = file.names["messages"]
+        turns = turns_of(values["messages"], name, file.speakers)
+        if turns[-1]["role"] != "assistant":
+            raise Malformed(f"ends_on_{turns[-1]['role']}", f"the last turn of {name} isn't the assistant's")
+        if len(turns) == 1:
+            raise Malformed("turn_out_of_order", f"{name} holds only an answer")
+        return Unpaired(prompt=turns[:-1], completion=turns[-1:], label=label)
+    prompt, completion, notes = response_of(values, file)
     return Unpaired(prompt=prompt, completion=completion, label=label, notes=notes)
 
 
-def pair_up(rows: list[tuple[Unpaired | Malformed, str]]) -> list[Outcome]:
-    """Return the result for each row, in order: for the good row of a pair the pair, for the bad one None.
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, bool | int | float | str)
 
-    Args:
-        rows: each with the text of other columns that belong to its prompt; completions with different ones form no pair.
-    """
+
+def join(rows: list[Values], file: RowFile) -> list[Outcome]:
+    """For the good row of a pair the pair, for the bad one None."""
     outcomes: list[Outcome] = []
+    read_rows: dict[int, Unpaired] = {}
     by_prompt: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    for number, (row, context) in enumerate(rows):
-        if isinstance(row, Malformed):
-            outcomes.append(row)
-            continue
-        outcomes.append(Dropped("unpaired"))
-        by_prompt[repr((roles_and_texts(row.prompt), context))][not row.label].append(number)
+    for number, values in enumerate(rows):
+        try:
+            row = read_rows[number] = read(values, file)
+            # Completions under another system text or with other tools form no pair.
+            tools = tools_of(values.get("tools"))
+            key = repr((roles_and_texts(row.prompt), values.get("system") or None, tools))
+            by_prompt[key][not row.label].append(number)
+            outcomes.append(Dropped("unpaired"))
+        except Malformed as error:
+            outcomes.append(error)
     for good, bad in by_prompt.values():
         for number, other in zip(good, bad):
-            better, worse = rows[number][0], rows[other][0]
+            better, worse = read_rows[number], read_rows[other]
             outcomes[number] = Preference(
                 prompt=better.prompt, chosen=better.completion, rejected=worse.completion, notes=better.notes
             )
@@ -81,13 +68,12 @@ def pair_up(rows: list[tuple[Unpaired | Malformed, str]]) -> list[Outcome]:
     return outcomes
 
 
-def _exchange(raw: Raw, speakers: Speakers) -> exchanges.Exchange:
-    conversation = next((column for column in exchanges.CONVERSATION_COLUMNS if column in raw), None)
-    if conversation:
-        return exchanges.conversation_exchange(raw, conversation, speakers)
-    if "instruction" in raw and any(column in raw for column in exchanges.INSTRUCTION_RESPONSES):
-        return exchanges.instruction_exchange(raw, speakers)
-    if exchanges.prompt_and_response(tuple(raw)) is None:
-        for column in ("prompt", "completion"):
-            column_of(raw, column)
-    return exchanges.question_exchange(raw, speakers)
+MESSAGES = Column("messages", "messages conversations conversation")
+SCHEMA = Schema(
+    "unpaired",
+    read,
+    Variant("prompt response label", LABEL, *EXCHANGE, joins=("preferences",)),
+    Variant("messages label", LABEL, MESSAGES, joins=("preferences",)),
+    kinds=("unpaired", "preferences"),
+    join=join,
+)

@@ -14,9 +14,10 @@ from typing import Any
 
 from snaketune.config.corpus_sources import Source
 from snaketune.corpus.excerpts import excerpt, printable
-from snaketune.corpus.layouts.recognise import nearest_beside
-from snaketune.corpus.layouts.unread import marks_rows
+from snaketune.corpus.layouts.nearest import nearest
 from snaketune.corpus.rows import RowResult
+from snaketune.corpus.values.marks import marks_rows
+from snaketune.corpus.values.schema import columns_in
 from snaketune.errors import SnaketuneError
 
 # Rows after which the run stops for the columns in question so far, so that it stops soon and names most of them at once.
@@ -25,25 +26,10 @@ CATEGORIES, CATEGORY_LENGTH, METADATA_LENGTH, PATHS = 50, 40, 200, 1000
 # One word with a digit or an inner mark, as ids, hashes, paths, links and times have; or a date and a time.
 IDENTIFIER = re.compile(r"(?=\S*(?:\d|\w[/_:@.-]\w))[!-~]{1,400}|[\d\s:.,/+TZ-]+")
 # The last word of the names of columns whose short texts say where a row is from or what it is about.
-METADATA = {
-    *(
-        "id",
-        "uuid",
-        "hash",
-        "source",
-        "src",
-        "dataset",
-        "subset",
-        "config",
-        "split",
-        "url",
-        "link",
-        "file",
-        "path",
-        "license",
-    ),
-    *("date", "time", "timestamp", "created", "lang", "language", "locale", "category", "domain", "model", "version"),
-}
+METADATA = (
+    " id uuid hash source src dataset subset config split url link file path license date time timestamp created lang language "
+    "locale category domain model version "
+)
 NEVER_A_TURN = (bool, int, float)
 
 
@@ -56,20 +42,12 @@ class UnstatedColumns:
 
     def __init__(self, source: Source, order_column: str | None = None):
         fields = source.fields
-        mapped = fields.prompt or fields.messages or fields.conversation or fields.text
-        self.source, self.guessed = source, source.layout == "auto" and not mapped
-        conditions = (condition.column for condition in source.where)
-        self.stated = {
-            *source.ignore,
-            *conditions,
-            order_column,
-            fields.tools,
-            fields.template_variables,
-            fields.weight,
-            fields.system,
-            fields.answer,
-            fields.task,
-        }
+        self.source, self.guessed = (
+            source,
+            source.layout == "auto" and not (fields.maps_rows or fields.messages or fields.text),
+        )
+        named = [name for value in fields.model_dump(exclude_defaults=True).values() for name in columns_in(value)]
+        self.stated = {*source.ignore, *(condition.column for condition in source.where), order_column, *named}
         # What begins with these is ignored as well; and columns that hold JSON which a stated path leads into.
         self.ignored = tuple(f"{name}{mark}" for name in source.ignore for mark in ".[")
         paths = [name.split(".") for name in self.stated if name]
@@ -111,7 +89,7 @@ class UnstatedColumns:
         lines = [
             f"{file}: rows were recognised as {layout}, which doesn't read columns that may hold turns or mark rows:",
             *(f"  {path}: {text} ({place})" for path, (place, text) in self.in_question.items()),
-            f"Another layout, {nearest_beside(columns, kind, layout)}.",
+            *(f"Another layout is {text}." for text in nearest(columns, kind, without=layout)[:1]),
         ]
         if mark := next((path for path in self.in_question if marks_rows(path)), None):
             lines.append(
@@ -178,4 +156,4 @@ def _are_numbers(value: Any) -> bool:
 @lru_cache(maxsize=4096)
 def _is_metadata(path: str) -> bool:
     words = re.findall(r"[a-z]+|[A-Z]+(?![a-z])|[A-Z][a-z]*", path)
-    return bool(words) and words[-1].casefold() in METADATA
+    return bool(words) and f" {words[-1].casefold()} " in METADATA

@@ -1,6 +1,7 @@
 """The `sft` jobs, and the `preflight` and `calibrate` jobs that check and measure all trainings beforehand."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from snaketune.config.evaluations import Evaluation
 from snaketune.config.held_out import snapshot_name

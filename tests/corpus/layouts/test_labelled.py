@@ -1,51 +1,41 @@
-"""Single completions with a label, in the shapes of public data sets: read as pairs.
-
-The shapes are those that the data sets' cards and the documentation of other trainers show; the texts are our own.
-"""
+"""Single completions with a label: unchanged, or as pairs."""
 
 import json
 
 import pytest
 
+from snaketune.errors import SnaketuneError
 from tests.corpus.row_spelling import (
-    CONVERSATIONS,
     PREFERENCES,
     compact,
     read_all,
     reasons,
-    sharegpt,
     turns,
-    typed,
 )
 
-KTO = {
-    "kto-mix-14k": lambda text, good: {"prompt": turns("U q"), "completion": turns(f"A {text}"), "label": good},
-    "llamafactory kto_en_demo": lambda text, good: {"messages": turns("U q", f"A {text}"), "label": good},
-    "sharegpt": lambda text, good: {"conversations": sharegpt("U q", f"A {text}"), "label": good},
-    "sharegpt as numbers": lambda text, good: {"conversations": sharegpt("U q", f"A {text}"), "label": int(good)},
-    "messages as words": lambda text, good: {"messages": turns("U q", f"A {text}"), "label": str(good).lower()},
-    "llamafactory alpaca": lambda text, good: {"instruction": "q", "input": "", "output": text, "kto_tag": good},
-    "axolotl chatml.argilla": lambda text, good: {"instruction": "q", "completion": text, "label": good},
-    "axolotl chatml.intel": lambda text, good: {"question": "q", "completion": text, "label": good},
-    "question and answer": lambda text, good: {"question": "q", "answer": text, "label": good},
-    "in typed parts": lambda text, good: {"messages": typed("U q", f"A {text}"), "label": good},
-}
+GOOD = [True, 1, 1.0, "true", "True", "1", "1.0", "yes", "good"]
+BAD = [False, 0, 0.0, "false", "False", "0", "0.0", "no", "bad"]
 
 
-@pytest.mark.parametrize("spell", KTO.values(), ids=KTO)
-def test_labels_of_single_completions(spell):
-    raws = [spell("x", True), spell("y", False)]
-    made = read_all(raws, PREFERENCES)
-    assert reasons(made) == ["row", "part"]
-    row = made[0].row
-    assert (compact(row.prompt), compact(row.chosen), compact(row.rejected)) == ("U q", "A x", "A y")
-    lone = read_all(raws, "unpaired")
-    assert [(compact(one.row.prompt), compact(one.row.completion), one.row.label) for one in lone] == [
-        ("U q", "A x", True),
-        ("U q", "A y", False),
-    ]
-    # A bad completion is never used as a conversation.
-    assert reasons(read_all(raws, CONVERSATIONS)) == ["wrong_kind"] * 2
+@pytest.mark.parametrize(("good", "bad"), zip(GOOD, BAD))
+def test_labels(good, bad):
+    raws = [{"prompt": "q", "completion": "y", "label": bad}, {"prompt": "q", "completion": "x", "label": good}]
+    first, second = read_all(raws, PREFERENCES)
+    assert (first.layout, first.row, compact(second.row.chosen)) == ("unpaired", None, "A x")
+    assert [made.row.label for made in read_all(raws, "unpaired")] == [False, True]
+
+
+@pytest.mark.parametrize("label", ["greeting", "", 2, -3, 0.5, ["true"], {"x": 1}, float("nan")])
+def test_other_labels_are_refused(label):
+    (made,) = read_all([{"prompt": "q", "completion": "x", "label": label}], "unpaired")
+    assert made.row.reason == "wrong_type" and "label holds" in made.row.detail
+
+
+def test_a_bad_completion_is_used_as_a_conversation_only_if_the_config_says_so(make):
+    raws = [{"prompt": "q", "completion": "x", "label": False}]
+    with pytest.raises(SnaketuneError, match=r"layout: \"prompt-response\"\n  ignore: \[\"label\"\]"):
+        make(raws)
+    assert make(raws, source={"layout": "prompt-response", "ignore": ["label"]}).train
 
 
 def test_the_label_of_a_conversation_is_that_of_its_last_turn():

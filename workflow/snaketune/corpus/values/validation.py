@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import dropwhile
 from typing import Any
 
-from snaketune.corpus.rows import Conversation, Malformed, Message, Preference, Row, roles_and_texts
+from snaketune.corpus.rows import Conversation, Malformed, Message, Preference, Row
 
 # Links to video and audio are mostly the source of a text.
 MEDIA_KEY = re.compile(
@@ -58,8 +58,6 @@ def _holds_any(value: Any) -> bool:
 
 
 def _shows_media(text: str) -> bool:
-    if "<" not in text:
-        return False
     return (PLACEHOLDER in text and END not in text) or OTHER_PLACEHOLDERS.search(text) is not None
 
 
@@ -73,23 +71,34 @@ def check(row: Row) -> None:
         if last != "assistant":
             raise Malformed(f"ends_on_{last}", "the last turn isn't the assistant's, so it can't be trained on")
         return
-    completions: dict[str, list[Message]] = {name: getattr(row, name) for name in row.columns[1:]}
     if not row.prompt:
         raise Malformed("empty_turn", "the prompt has no turns")
-    if weight := next((turn["weight"] for turn in row.turns if turn.get("weight", 1) not in (0, 1)), None):
-        what = f"a turn has weight {weight:g}; completions are compared as wholes, so expected 0 or 1"
-        raise Malformed("unsupported_weight", what)
-    for name, turns in completions.items():
-        if not any(turn["content"].strip() for turn in turns):
-            raise Malformed("empty_completion", f"{name} has no text")
+    for turn in row.turns:
+        if (weight := turn.get("weight", 1)) not in (0, 1):
+            what = f"a turn has weight {weight:g}; completions are compared as wholes, so expected 0 or 1"
+            raise Malformed("unsupported_weight", what)
+    _check_texts(row)
     if row.prompt[-1]["role"] not in ("user", "tool"):
         raise Malformed("turn_out_of_order", f"the prompt ends on {row.prompt[-1]['role']}, expected user")
-    for name, turns in completions.items():
+    for name in row.columns[1:]:
+        turns = getattr(row, name)
         _check_turns(row.prompt + turns, f"prompt + {name}: ")
         if (last := turns[-1]["role"]) != "assistant":
             raise Malformed(f"ends_on_{last}", f"the last turn of {name} isn't the assistant's")
-    if isinstance(row, Preference) and roles_and_texts(row.chosen) == roles_and_texts(row.rejected):
+    if isinstance(row, Preference) and len(row.chosen) == len(row.rejected):
+        for ours, theirs in zip(row.chosen, row.rejected):
+            if ours["content"] != theirs["content"] or ours["role"] != theirs["role"]:
+                return
         raise Malformed("identical_chosen_and_rejected", "chosen and rejected are the same")
+
+
+def _check_texts(row: Row) -> None:
+    for name in row.columns[1:]:
+        for turn in getattr(row, name):
+            if turn["content"] and not turn["content"].isspace():
+                break
+        else:
+            raise Malformed("empty_completion", f"{name} has no text")
 
 
 def _check_turns(turns: list[Message], where: str = "") -> None:
@@ -111,7 +120,7 @@ def _check_turns(turns: list[Message], where: str = "") -> None:
         ):
             # A prompt may end in a template that opens the reasoning.
             _check_reasoning(content, f"{where}turn {number}")
-        if role == "user" and _shows_media(content):
+        if role == "user" and "<" in content and _shows_media(content):
             what = f"has a placeholder of an image or audio (such as {PLACEHOLDER}); text can't represent it"
             raise Malformed("unsupported_part", f"{where}turn {number} {what}")
         before = role

@@ -10,9 +10,9 @@ import re
 from typing import Any
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
-from snaketune.corpus.layouts.validation import refuse_media
-from snaketune.corpus.layouts.values import first_value, json_of, kind_of, text_if_number
 from snaketune.corpus.rows import Malformed, Row
+from snaketune.corpus.values.cells import first_value, json_of, kind_of, text_if_number
+from snaketune.corpus.values.validation import refuse_media
 
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 CALLS_KEYS = ("tool_calls", "function_call", "function_calls")
@@ -37,9 +37,6 @@ CALL_TYPES = ("tool_call", "tool_use", "function_call")
 # does, too.
 CALL_KEYS = {"id", "tool_use_id", "index", "type", "function", "name", *ARGUMENTS_KEYS}
 PART_KEYS = {"type", *TEXT_KEYS, *REASONING_KEYS, *CALL_TYPES, *CALLS_KEYS, *CALL_KEYS}
-# Columns of responses that are only calls: a list of them, mostly as JSON in a text (xlam), or of correct values of each
-# argument, [{"f": {"x": [1, 1.0]}}, …], of which the first is taken and "" is an argument that may be omitted (BFCL).
-CALLS_COLUMNS = ("answers", "ground_truth")
 
 
 def content_of(turn: dict[str, Any], content: Any, role: str, where: str) -> str:
@@ -195,12 +192,21 @@ def _joined(text: str, calls: str) -> str:
     return f"{text}\n{calls}" if text and not text.endswith("\n") else text + calls
 
 
-def column_of_calls(value: Any, column: str) -> str:
-    """Return the calls of one of CALLS_COLUMNS as text. Raises Malformed if it holds anything but calls."""
+def are_calls(value: Any) -> bool:
+    """Whether a column holds a list of calls, mostly as JSON in a text."""
     calls = json_of(value) if isinstance(value, str) else value
-    if not isinstance(calls, list) or not calls or not all(map(_is_call, calls)):
-        what = f"{kind_of(value)} that isn't a list of calls; map columns with `fields`"
-        raise Malformed("bad_tool_call", f"{column} holds {what}")
+    return isinstance(calls, list) and bool(calls) and all(map(_is_call, calls))
+
+
+def column_of_calls(value: Any, column: str) -> str:
+    """The calls of a column as text. Malformed if it holds anything but calls.
+
+    They are calls as in messages, or correct values of each argument, [{"f": {"x": [1, 1.0]}}, …], of which the first is taken
+    and "" is an argument that may be omitted (BFCL).
+    """
+    if not are_calls(value):
+        raise Malformed("bad_tool_call", f"{column} holds {kind_of(value)} that isn't a list of calls")
+    calls = json_of(value) if isinstance(value, str) else value
     return calls_text([call if "name" in call else _with_first_values(call) for call in calls], column)
 
 

@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Any
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
-from snaketune.corpus.layouts.values import json_of, kind_of
 from snaketune.corpus.rows import Malformed, Message, without_nulls
+from snaketune.corpus.values.cells import json_of, kind_of
 
 LEADING_KEYS = ("name", "description", "parameters")
 # Names of the parameters in other APIs.

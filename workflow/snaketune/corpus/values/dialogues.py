@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from snaketune.corpus.layouts.roles import DIALOGUE_SPEAKERS, Speakers, role_of
-from snaketune.corpus.layouts.templates import split_at_marks, strip_end_of_turns, templated_conversation
-from snaketune.corpus.layouts.values import wrong_type
 from snaketune.corpus.rows import Malformed, Message
+from snaketune.corpus.values.cells import wrong_type
+from snaketune.corpus.values.roles import DIALOGUE_SPEAKERS, Speakers, role_of
+from snaketune.corpus.values.templates import split_at_marks, strip_end_of_turns, templated_conversation
 
 # Lines between turns: a rule of asterisks, or a stage direction in brackets or in italics.
 RULE = re.compile(r"\*(?:[ \t]*\*){2,}")
@@ -51,15 +51,13 @@ def dialogue_turns(text: Any, where: str, speakers: Speakers) -> tuple[list[Mess
     return turns, notes + strip_end_of_turns(turns)
 
 
-def dialogue_column(raw: dict[str, Any], speakers: Speakers) -> str | None:
-    """Return the first column whose text begins with one speaker and continues with another."""
-    for column, value in raw.items():
-        if isinstance(value, str):
-            before, tagged_texts = _split_dialogue(value, speakers)
-            names = {name for name, _ in tagged_texts if not _is_tool(name)}
-            if (len(names) > 1 and not _without_remarks(before)) or templated_conversation(value):
-                return column
-    return None
+def is_dialogue(value: Any) -> bool:
+    """Whether a text begins with one speaker and continues with another, or is a conversation in a chat template."""
+    if not isinstance(value, str):
+        return False
+    before, tagged_texts = _split_dialogue(value, {})
+    names = {name for name, _ in tagged_texts if not _is_tool(name)}
+    return (len(names) > 1 and not _without_remarks(before)) or templated_conversation(value) is not None
 
 
 def _split_dialogue(text: str, speakers: Speakers) -> tuple[str, list[tuple[str, str]]]:

@@ -19,9 +19,9 @@ tags like `<|…|>` and ends in one that opens the assistant's turn.
 import re
 from typing import Any, NamedTuple
 
-from snaketune.corpus.layouts.roles import ASSISTANTS_IN_MARKS, ROLES, TEMPLATE_ROLES
-from snaketune.corpus.layouts.values import wrong_type
 from snaketune.corpus.rows import Malformed, Message, Row
+from snaketune.corpus.values.cells import wrong_type
+from snaketune.corpus.values.roles import ASSISTANTS_IN_MARKS, ROLES, TEMPLATE_ROLES
 
 
 class Template(NamedTuple):
@@ -130,6 +130,8 @@ TEMPLATES = (
         plain=True,
     ),
 )
+# Those of prompts that may be in a template.
+FIRST_CHARACTERS = frozenset("\t\n\r BA#<[UHuh")
 MAY_OPEN = re.compile(
     r"\s*(?:Below is an instr|### |A chat between |<?(?:[Uu]ser|USER|[Hh]uman|HUMAN)>?:|<s>|<bos>|<BOS_TOKEN>"
     r"|<start_of_turn>|<[|｜]|\[INST\]|\[gMASK\])"
@@ -154,7 +156,7 @@ ENDS_OF_TURN = ("</s>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<end_of_tu
 
 def may_be_templated(prompt: str) -> bool:
     """Return True if `prompt` may be in a template, by its first characters; False for nearly all prompts."""
-    return prompt[:1] in "\t\n\r BA#<[UHuh" and MAY_OPEN.match(prompt) is not None
+    return prompt[:1] in FIRST_CHARACTERS and MAY_OPEN.match(prompt) is not None
 
 
 def strip_template(prompt: str, *, whole_prompt: bool = False) -> tuple[list[Message], str] | None:
@@ -203,7 +205,7 @@ def strip_templates(row: Row) -> None:
     conversation, and is refused.
     """
     for turn in row.opening:
-        if turn["role"] == "user" and may_be_templated(turn["content"]):
+        if turn["role"] == "user" and turn["content"][:1] in FIRST_CHARACTERS and may_be_templated(turn["content"]):
             break
     else:
         return

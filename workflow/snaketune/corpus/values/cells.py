@@ -19,23 +19,12 @@ THOUSANDS = re.compile(r"\s*[-+]?\d{1,3}(?:,\d{3})+\s*")
 DECIMAL_COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*")
 
 
-class Columns(Raw):
-    """A row that records in `read` which columns are read by subscript. `get` and `in` record nothing."""
-
-    __slots__ = ("read",)
-
-    def __init__(self, raw: Raw, read: list[str] | None = None):
-        dict.__init__(self, raw)
-        self.read: list[str] = [] if read is None else read
-
-    def __getitem__(self, column: str) -> Any:
-        self.read.append(column)
-        return dict.__getitem__(self, column)
-
-
-def mark_read(raw: Raw, *columns: str) -> None:
-    if isinstance(raw, Columns):
-        raw.read += columns
+def flat(raw: Raw) -> Raw:
+    """A row whose `input` holds messages, with what is beside them as columns."""
+    inner = raw["input"]
+    if "messages" not in inner or not inner.keys().isdisjoint(raw):
+        return raw
+    return {column: value for column, value in raw.items() if column != "input"} | inner
 
 
 def column_of(raw: Raw, column: str) -> Any:
@@ -86,6 +75,10 @@ def plain_text(value: Any) -> str | None:
     return None
 
 
+def is_plain(value: Any) -> bool:
+    return plain_text(value) is not None
+
+
 def text_if_number(value: Any) -> Any:
     """Return a number as text, anything else unchanged.
 
@@ -114,6 +107,14 @@ def number_of(value: Any) -> float | None:
     except (ValueError, OverflowError):
         return None
     return None if math.isnan(number) else number
+
+
+def may_be_number(value: Any) -> bool:
+    """Whether a value is a rating, also one that is ambiguous."""
+    try:
+        return number_of(value) is not None
+    except Malformed:
+        return True
 
 
 def json_of(text: str) -> Any:

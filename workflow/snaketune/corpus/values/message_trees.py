@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from snaketune.corpus.layouts.roles import Speakers, role_of
-from snaketune.corpus.layouts.values import Raw, kind_of, wrong_type
 from snaketune.corpus.rows import Conversation, Dropped, Malformed, Message, Outcome, Preference
+from snaketune.corpus.values.cells import Raw, kind_of, wrong_type
+from snaketune.corpus.values.roles import Speakers, role_of
 
 # Keys of a message that are read.
 MESSAGE_KEYS = {"message_id", "parent_id", "role", "text", "rank", "deleted", "synthetic", "replies"}
@@ -39,16 +39,12 @@ class Node:
         return sorted(replies, key=lambda reply: math.inf if reply.rank is None else reply.rank)
 
 
-def is_nested_tree(raw: Raw) -> bool:
-    return isinstance(raw.get("replies"), list) or (isinstance(raw.get("prompt"), dict) and "replies" in raw["prompt"])
-
-
-def rows_of_tree(raw: Raw, kind: str, speakers: Speakers) -> list[Outcome]:
+def rows_of_tree(root: Raw, kind: str, speakers: Speakers) -> list[Outcome]:
     """Return the rows of a nested tree: one conversation, or any number of pairs."""
-    root = _nested(raw["prompt"] if isinstance(raw.get("prompt"), dict) else raw, speakers)
-    if root.deleted:
+    top = _nested(root, speakers)
+    if top.deleted:
         return [Dropped("deleted")]
-    rows = [row for _, _, row in _rows_below(root, kind)]
+    rows = [row for _, _, row in _rows_below(top, kind)]
     return rows or [Dropped("unanswered" if kind == "conversations" else "unpaired")]
 
 
