@@ -7,6 +7,7 @@ import pytest
 
 from snaketune.config.corpus_sources import Source
 from snaketune.corpus.layouts.canonical import canonical_rows
+from snaketune.corpus.layouts.recognise import UnknownLayout
 from snaketune.corpus.layouts.unstated import UnstatedColumns
 from snaketune.corpus.rows import Dropped, Malformed, RawRow
 from snaketune.errors import SnaketuneError
@@ -48,7 +49,7 @@ class Schema(NamedTuple):
     tools: list[str] = []
 
 
-MESSAGES, SHAREGPT, PAIRS, VOTES = ({"layout": name} for name in ("messages", "sharegpt", "pairs", "votes"))
+MESSAGES, PAIRS, VOTES = ({"layout": name} for name in ("messages", "pairs", "votes"))
 SCHEMAS = {
     "tulu 3": Schema({"id": "t_1", "messages": [ASK, TELL], "source": "ours/chat"}, MESSAGES, "U Next bus?|A At 9."),
     "smoltalk2": Schema(
@@ -73,11 +74,11 @@ SCHEMAS = {
                 },
             ],
         },
-        SHAREGPT,
+        MESSAGES,
         f"S Think first.|U Next bus?|A {THOUGHT}At 9.",
     ),
     "open-thoughts 3": Schema(
-        {"difficulty": 2, "conversations": gpt("Next bus?", f"{THOUGHT}At 9.")}, SHAREGPT, f"U Next bus?|A {THOUGHT}At 9."
+        {"difficulty": 2, "conversations": gpt("Next bus?", f"{THOUGHT}At 9.")}, MESSAGES, f"U Next bus?|A {THOUGHT}At 9."
     ),
     "open-r1": Schema(
         {
@@ -85,7 +86,7 @@ SCHEMAS = {
             "generations": ["<think>a</think>2", "<think>b"], "correctness_math_verify": [True, False],
             "messages": turns("U 1 + 1?", "A <think>a</think>2"),
         },
-        MESSAGES | {"ignore": ["problem", "solution", "generations", "correctness_math_verify"]},
+        MESSAGES | {"ignore": ["problem", "solution", "answer", "generations", "correctness_math_verify"]},
         "U 1 + 1?|A <think>a</think>2",
     ),
     "am-thinking": Schema(
@@ -93,7 +94,7 @@ SCHEMAS = {
             {"from": "human", "value": "Next bus?", "info": None},
             {"from": "assistant", "value": "<think>x</think>At 9.", "info": {"think_content": "x", "verify_score": 0.5}},
         ]},
-        SHAREGPT | {"ignore": ["conversations[].info"]},
+        MESSAGES | {"ignore": ["conversations[].info"]},
         "U Next bus?|A <think>x</think>At 9.",
     ),
     "llama-nemotron": Schema(
@@ -228,7 +229,7 @@ SCHEMAS = {
             {"from": "function_call", "value": json.dumps({"name": "bus", "arguments": ARGUMENTS})},
             {"from": "observation", "value": "at 9"}, {"from": "gpt", "value": "At 9."},
         ], "tools": json.dumps([BUS]), "system": ""},
-        SHAREGPT,
+        MESSAGES,
         WITH_CALL,
         tools=["bus"],
     ),
@@ -287,14 +288,14 @@ SCHEMAS = {
     ),
     "lmsys-chat": Schema(
         {"model": "m-1", "conversation": [ASK, TELL], "turn": 1, "openai_moderation": [{"flagged": False}]},
-        SHAREGPT | {"ignore": ["openai_moderation"]},
+        MESSAGES | {"ignore": ["openai_moderation"]},
         "U Next bus?|A At 9.",
     ),
     "trl vision": Schema({"images": [{"path": "b.png"}], "messages": [ASK, TELL]}, MESSAGES, "unsupported_part"),
-    "llava": Schema({"image": "b.png", "conversations": gpt("<image>\nA bus?", "Yes.")}, SHAREGPT, "unsupported_part"),
+    "llava": Schema({"image": "b.png", "conversations": gpt("<image>\nA bus?", "Yes.")}, MESSAGES, "unsupported_part"),
     "openhermes": Schema(
         {"topic": None, "conversations": [turn | {"weight": None} for turn in gpt("Next bus?", "At 9.")]},
-        SHAREGPT,
+        MESSAGES,
         "U Next bus?|A At 9.",
     ),
     "gsm8k": Schema(
@@ -361,7 +362,7 @@ SCHEMAS = {
     ),
     "hh-rlhf": Schema(
         {"chosen": "\n\nHuman: Warm?\n\nAssistant: Yes.", "rejected": "\n\nHuman: Warm?\n\nAssistant: No."},
-        {"layout": "transcripts"},
+        {"layout": "pairs"},
         PAIR,
         PREFERENCES,
     ),
@@ -414,7 +415,10 @@ def outcome(schema: Schema, source: dict[str, Any]) -> tuple[str, list[str]]:
     """The row as one line with the names of its tools, or the reason why there is none; SnaketuneError if the run stops."""
     stated = Source(files=["x"], **source)
     unstated = UnstatedColumns(stated)
-    (made,) = canonical_rows([RawRow("row", 1, schema.row)], kind=schema.kind, source=stated, repair=())
+    try:
+        (made,) = canonical_rows([RawRow("row", 1, schema.row)], kind=schema.kind, source=stated, repair=())
+    except UnknownLayout as error:
+        return error.reason, []
     if isinstance(made.row, Malformed | Dropped):
         return made.row.reason, []
     unstated.add(made)

@@ -39,7 +39,8 @@ class RowStore:
 
     def find(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
         """The values of those of the rows that are kept, by digest (16 bytes). Damaged files are removed."""
-        wanted, found = pa.array(set(digests), SCHEMA.field("digest").type), {}
+        wanted = pa.array(set(digests), SCHEMA.field("digest").type)
+        found: dict[bytes, bytes] = {}
         for path in self._files():
             try:
                 if _content_digest(path) != path.stem:

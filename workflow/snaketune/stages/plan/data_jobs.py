@@ -10,13 +10,13 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from snaketune.config.base import Model
 from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.lora import Lora
 from snaketune.config.model_files import model_files
-from snaketune.config.packing import Packing
+from snaketune.config.packing import Packing, TrainOn
 from snaketune.config.task_files import task_files
 from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE
 from snaketune.config.training_runs import Dpo, Sft
@@ -46,7 +46,7 @@ class Context:
     # The jobs planned so far, by stage and name, each after those whose results it reads.
     jobs: dict[tuple[str, str], Job] = field(default_factory=dict)
     # What `cached` functions returned.
-    cache: dict[tuple, Any] = field(default_factory=dict)
+    cache: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     def add(self, job: Job) -> Job:
         """Add a job and return it, or return the equal job planned before; SnaketuneError if a different one has its name."""
@@ -73,7 +73,7 @@ def cached(function: Function) -> Function:
             context.cache[key] = function(context, *arguments)
         return context.cache[key]
 
-    return lookup
+    return cast(Function, lookup)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,9 @@ def first_run(config: Workflow, sft: str) -> str:
 
 
 def base_of(config: Workflow, sft: str) -> Pretrained | Scratch:
-    return config.sft[first_run(config, sft)].base
+    base = config.sft[first_run(config, sft)].base
+    assert base is not None, "the config was checked: a run that continues no other has a base"
+    return base
 
 
 def trusts_remote_code(config: Workflow, sft: str) -> bool:
@@ -122,7 +124,8 @@ def lora_of(config: Workflow, run: Sft | Dpo) -> Lora | None:
     if run.lora != "continued":
         return run.lora
     # The adapter is part of the reference too, which has no dropout.
-    return config.sft[run.from_].lora.model_copy(update={"dropout": 0.0})
+    adapter = config.sft[run.from_].lora
+    return adapter and adapter.model_copy(update={"dropout": 0.0})
 
 
 def kind_of(run: Sft | Dpo) -> Kind:
@@ -180,7 +183,9 @@ def tokenizer_job(context: Context, name: str) -> Job:
 
 
 @cached
-def tokenize_jobs(context: Context, kind: str, corpus: str, tokenizer: str, train_on: str) -> tuple[Job, ...]:
+def tokenize_jobs(
+    context: Context, kind: Kind | Literal["text"], corpus: str, tokenizer: str, train_on: TrainOn
+) -> tuple[Job, ...]:
     """The jobs of all parts of a corpus; rows of any length are packed from them."""
     # Only conversations have turns to choose from: pairs are supervised in their completions, documents as a whole.
     if context.config.corpora[corpus].kind == "text":
@@ -212,7 +217,7 @@ def tokenize_jobs(context: Context, kind: str, corpus: str, tokenizer: str, trai
 
 
 @cached
-def pack_job(context: Context, kind: str, corpus: str, tokenizer: str, packing: Packing) -> Job:
+def pack_job(context: Context, kind: Kind, corpus: str, tokenizer: str, packing: Packing) -> Job:
     """The job that joins the packed rows of a corpus, after those that plan and write them."""
     packing = packing.model_copy(update={"overflow": packing.overflow_of(context.config.corpora[corpus].kind)})
     spec = PackSpec(kind=kind, **packing.model_dump())
