@@ -300,10 +300,11 @@ ADAPTERS = {"snaketune.models.adapters", "snaketune.models.adapter_targets"}
     ("stages", "without", "later"),
     [
         (DATA, {"torch", "transformers"}, set()),
-        (
+        pytest.param(
             ("eval", "ref_logps", "ref_pass"),
             {"transformers.trainer", "peft", "bitsandbytes", "trl", "lm_eval"},
             ADAPTERS,
+            marks=pytest.mark.slow,
         ),
         (("sft", "dpo"), {"trl", "lm_eval"}, {"snaketune.training.loop.trl_trainer"}),
     ],

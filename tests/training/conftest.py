@@ -13,9 +13,9 @@ from accelerate.utils import memory
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.models import logprobs, selftest
-from snaketune.models.device_speed import probe
+from snaketune.models.device_speed import Peak, probe
 from snaketune.training.autotune import machine_check
-from snaketune.training.loop import pipeline
+from snaketune.training.loop import pipeline, throughput
 from snaketune.training.reference import kept_units
 from tests.models.conftest import CPU
 from tests.tokenization.small_tokenizers import tokenizer_artifact
@@ -25,6 +25,7 @@ from . import checked_once
 
 ROOT = Path(__file__).parents[2]
 # Packages that deepspeed needs and snaketune doesn't.
+PEAK = Peak(flops_per_second=1e11, source="measured matrix product, float32, 1 thread")
 WITH = ("hjson", "py-cpuinfo", "ninja", "msgpack", "einops")
 
 
@@ -34,17 +35,19 @@ def probed(tmp_path_factory) -> dict[str, float]:
 
 
 @pytest.fixture(autouse=True)
-def probed_once(monkeypatch, probed):
-    """Measure the machine once for hundreds of trainings; `tests/models/test_device_speed.py` measures it itself."""
+def machine_measured_once(monkeypatch, probed):
+    """For hundreds of trainings; `tests/models` measures machines, models and their memory."""
     monkeypatch.setattr(pipeline, "probe", lambda device, state: probed)
+    # Without units for bfloat16, its matrix products alone take eight seconds.
+    monkeypatch.setattr(throughput, "peak_of", lambda compute: PEAK)
+    # Each training searches for garbage twice.
+    monkeypatch.setattr(memory, "gc", SimpleNamespace(collect=lambda: 0))
+    monkeypatch.setattr(machine_check, "trace_model", checked_once.trace_model)
 
 
 @pytest.fixture(autouse=True)
-def trained_models_checked_once(monkeypatch):
-    """`tests/models` tests these checks."""
-    # Each of hundreds of trainings searches for garbage twice.
-    monkeypatch.setattr(memory, "gc", SimpleNamespace(collect=lambda: 0))
-    monkeypatch.setattr(machine_check, "trace_model", checked_once.trace_model)
+def models_tested_once(monkeypatch):
+    """`tests/models` tests the self-test."""
     monkeypatch.setattr(selftest, "_first_passing", checked_once.self_test)
 
 

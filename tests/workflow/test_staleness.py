@@ -251,8 +251,6 @@ def test_editing_a_module_reruns_the_stages_whose_result_it_shapes(finished, pac
     for module, expected in CODE.items():
         path = package / module
         before = path.read_text(encoding="utf-8")
-        path.write_text(before + "\n\n# A comment changes nothing.\n", encoding="utf-8")
-        assert digests() == planned, f"a comment in {module}"
         path.write_text(before + "\n\nNEW_CONSTANT = 1\n", encoding="utf-8")
         digests_now = digests()
         # Modules that the planner shares with later stages rerun those too, but never an earlier one.
