@@ -4,9 +4,11 @@ import json
 import multiprocessing
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -142,6 +144,10 @@ def test_it_takes_a_small_share_of_the_trainings_that_wait_for_it(tmp_path, toke
     # At the machine's peak, so many epochs take less time than this process has.
     monkeypatch.setattr(calibration, "_elapsed_s", lambda: 1e9)
     assert calibrated(tmp_path / "late", spec, rows, tokenizer, calibrated_epochs=1e6)["trials"] == []
+
+
+def test_the_time_of_a_calibration_is_that_of_its_process():
+    assert 0 < calibration._elapsed_s() <= time.time() - psutil.Process().create_time()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.job import result_at
 from snaketune.stages.loaded_job import read_job
-from snaketune.training.autotune.batch_plan import CURVE, choose_plan
+from snaketune.training.autotune.batch_plan import CURVE
+from snaketune.training.launch import processes
 from tests.diagnostics.test_bottleneck import CURVE as INVENTED_CURVE
 from tests.packing import chain
 
@@ -54,6 +55,9 @@ def check(result: dict, timings: dict[str, Path], table: str) -> None:
 def test_timings_are_planned_and_a_table_shows_their_results(examined, tmp_path, monkeypatch):
     assert examined.stale("doctor") == {"calibrate", "timing", "bottleneck", "doctor"}
     monkeypatch.chdir(examined.folder)
+    # In this process, not in one that it starts.
+    monkeypatch.setattr(processes, "launch", lambda job, work: timing.build(
+        job.spec, work, operation=job.operation, **job.arguments))  # fmt: skip
     works = {name: WorkFolder(tmp_path / name) for name in ("baseline", "one-row", "table")}
 
     def timed(variant: str) -> Artifact:
@@ -61,8 +65,7 @@ def test_timings_are_planned_and_a_table_shows_their_results(examined, tmp_path,
         job = read_job(min(Path("results/.jobs").glob(f"**/timing/sft-run/{variant}/1.json")))
         work = works[variant]
         work.start()
-        plan = choose_plan(job.operation, job.spec.run.training.batch_rows, 1, work.state)
-        outcome = timing.build(job.spec, work, operation=plan.apply_to(job.operation), **job.arguments)
+        outcome = timing.launch(job, work)
         return chain.made(work.folder, outcome, job.spec)
 
     timings = [timed(variant) for variant in ("baseline", "one-row")]
