@@ -119,9 +119,8 @@ def test_every_config_key_makes_exactly_the_jobs_of_its_row_stale(ready, key, mo
 
 # For Snakemake itself: an edit for each rule that an edit can affect first, and one that affects none.
 BY_SNAKEMAKE = [
-    "corpora.held_out", "corpora.parts", "tokenizers.train.vocab_size", "sft.packing.train_on", "sft.packing.length",
-    "sft.training.learning_rate", "dpo.lora.rank", "dpo.beta", "eval.samples", "report.title", "sft.corpus", "dpo.from",
-    "sft.operation.checkpoint_steps",
+    "corpora.held_out", "tokenizers.train.vocab_size", "sft.packing.length", "sft.training.learning_rate", "dpo.beta",
+    "eval.samples", "report.title", "sft.operation.checkpoint_steps",
 ]  # fmt: skip
 # Before these train, preflight doesn't run again: rows, base and settings are unchanged.
 NOTHING_TO_LOOK_AT = {"dpo.beta", "eval.samples", "report.title", "sft.operation.checkpoint_steps"}
