@@ -72,6 +72,7 @@ def test_an_epoch_of_each_side_is_over_the_same_pairs(project):
     assert program.memory(details) == {"peak_rss_ratio_vs_trl": 99, "peak_rss_ratio_vs_trl_defaults": 99}
 
 
+@pytest.mark.slow
 def test_a_sweep_is_eight_trainings_and_one_reference(project, monkeypatch, tmp_path):
     said = []
     ran = measure.checked

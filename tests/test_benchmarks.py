@@ -59,7 +59,7 @@ def test_every_kernel_is_known_to_the_gpu_benchmark():
     assert set(worker.KERNELS) == set(KERNELS)
 
 
-@pytest.mark.parametrize("kernel", ["sdpa", "dense"])
+@pytest.mark.parametrize("kernel", ["sdpa", pytest.param("dense", marks=pytest.mark.slow)])
 def test_kernels_are_right_in_every_case(kernel):
     result = list(check(kernel, CPU.device, compiled=()))
     assert {entry["status"] for entry in result} <= {"right", "refused"}
@@ -87,7 +87,9 @@ def test_wrong_and_failing_kernels_are_reported(monkeypatch):
     assert result[0]["why"] == "RuntimeError: no such instruction"
 
 
-@pytest.mark.parametrize("name", ["23m", pytest.param("1_5b_full", marks=pytest.mark.slow), "7b_lora"])
+@pytest.mark.parametrize(
+    "name", ["7b_lora", *(pytest.param(name, marks=pytest.mark.slow) for name in ("23m", "1_5b_full"))]
+)
 def test_a_plain_loop_replaces_what_the_trainer_lacks(name, monkeypatch):
     shape, settings = rehearsed(SHAPES[name]), {"warm_up": 1, "steps": 2, "compiled": False}
     result = measure.measure(shape, CPU, **settings)

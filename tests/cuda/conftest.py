@@ -14,6 +14,9 @@ from snaketune.engine.model import kernels, packing_support, varlen_sinks
 from snaketune.engine.model.devices import Compute
 from tests.cuda import standin
 
+# Fixtures for each test here too.
+from tests.training.conftest import machine_measured_once, probed  # noqa: F401
+
 GPU = torch.device("cuda", 0)
 # A GPU's data type and kernel, computed on the CPU by the stand-in.
 VARLEN = Compute(device=torch.device("cpu"), dtype=torch.bfloat16, kernel="varlen")

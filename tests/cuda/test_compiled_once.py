@@ -61,7 +61,7 @@ def _noted(step, counted):
     ("family", "lora", "checkpointing"),
     [
         pytest.param("llama", None, False, marks=pytest.mark.slow),
-        ("llama", Lora(rank=2), False),
+        pytest.param("llama", Lora(rank=2), False, marks=pytest.mark.slow),
         pytest.param("qwen2", None, True, marks=pytest.mark.slow),
         ("mistral", None, False),
     ],

@@ -22,9 +22,9 @@ from .conftest import VARLEN
 
 
 @pytest.mark.parametrize(
-    ("lora", "quantization"), [(None, None), (Lora(rank=2), None), (Lora(rank=2), Quantization(double=False))]
+    ("lora", "quantization", "checkpointing"),
+    [(None, None, False), (Lora(rank=2), None, True), (Lora(rank=2), Quantization(double=False), False)],
 )
-@pytest.mark.parametrize("checkpointing", [False, True])
 def test_sft_hands_16_bits_to_the_kernel(tmp_path, calls, lora, quantization, checkpointing):
     """The stand-in refuses float32, as the kernel does; under QLoRA the residual stream is in float32."""
     made = spec(lora, epochs=1, gradient_checkpointing=checkpointing)
@@ -34,8 +34,7 @@ def test_sft_hands_16_bits_to_the_kernel(tmp_path, calls, lora, quantization, ch
     assert {dtype for call in calls for dtype in call["dtypes"]} == {torch.bfloat16}
 
 
-@pytest.mark.parametrize("loss", ["sigmoid", "aot"])
-@pytest.mark.parametrize("lora", [None, Lora(rank=2)])
+@pytest.mark.parametrize(("lora", "loss"), [(None, "aot"), (Lora(rank=2), "sigmoid")])
 def test_dpo_hands_16_bits_to_the_kernel_in_its_check_and_two_pass_step(tmp_path, calls, lora, loss):
     pairs = Trained(tmp_path, family="qwen2", compute=VARLEN, frozen=bool(lora))
     calls.clear()

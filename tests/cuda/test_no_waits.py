@@ -76,6 +76,8 @@ def waits(monkeypatch):
 
 
 LORA = Lora(rank=2, dropout=0.1)
+SLOW = pytest.mark.slow
+OTHERS = [(LORA, "simpo"), (None, {"ipo": 1.0, "sft": 0.1})]
 
 
 @pytest.mark.parametrize(("lora", "checkpointing"), [(None, True), (LORA, False)])
@@ -87,7 +89,9 @@ def test_sft(tmp_path, calls, waits, lora, checkpointing):
 
 
 @pytest.mark.parametrize(
-    ("lora", "loss"), [(LORA, "sigmoid"), (None, {"ipo": 1.0, "sft": 0.1}), (LORA, "simpo"), (None, "aot")], ids=str
+    ("lora", "loss"),
+    [(LORA, "sigmoid"), (None, "aot"), *(pytest.param(*case, marks=SLOW) for case in OTHERS)],
+    ids=str,
 )
 def test_dpo(tmp_path, calls, waits, lora, loss):
     pairs = Trained(tmp_path, rows=24, family="qwen2", compute=VARLEN, frozen=bool(lora))

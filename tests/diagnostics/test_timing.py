@@ -1,4 +1,4 @@
-"""Timings that end before they begin; those that run are in test_launchers and the workflow's tests."""
+"""Timings that end before they begin, or out of memory; those that run are in test_launchers and the workflow's tests."""
 
 import json
 from types import SimpleNamespace
@@ -11,8 +11,11 @@ from snaketune.diagnostics import timed_training, timing
 from snaketune.errors import SnaketuneError
 from snaketune.stages.findings import Finding
 from snaketune.stages.specs import SftSpec, TimingSpec
+from snaketune.training.autotune.batch_plan import OUT_OF_MEMORY
+from snaketune.training.launch import processes
 from tests.config.test_doctor import RUN
 from tests.packing.chain import started
+from tests.stages.demo_jobs import job_of
 
 
 def test_a_training_that_is_known_beforehand_not_to_fit_is_a_finding(tmp_path, monkeypatch):
@@ -37,3 +40,25 @@ def test_a_training_that_is_known_beforehand_not_to_fit_is_a_finding(tmp_path, m
     result[:] = [Finding(key="training.optimizer", problem="bitsandbytes has no GPU build", do="take another one")]
     with pytest.raises(SnaketuneError, match="no GPU build"):
         timing.build(spec, work, operation=operation, pack=None, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("of_memory", [True, False])
+def test_running_out_of_memory_is_a_measurement_and_any_other_failure_is_not(tmp_path, monkeypatch, of_memory):
+    work = started(tmp_path / "work")
+
+    def fails(job, work):
+        assert (job.operation.micro_batch_rows, job.operation.gradient_checkpointing) == (2, False)
+        if of_memory:
+            (work.state / OUT_OF_MEMORY).touch()
+        raise SnaketuneError("ended early")
+
+    monkeypatch.setattr(processes, "launch", fails)
+    spec = SimpleNamespace(run=SimpleNamespace(training=SimpleNamespace(batch_rows=4)))
+    job = job_of("timing", tmp_path, spec, operation=Execution(micro_batch_rows=2))
+    if of_memory:
+        assert timing.launch(job, work).counts == {"steps": 0}
+        measured = json.loads((work.payload / "measured.json").read_text(encoding="utf-8"))
+        assert measured == {"fits": False, "why": "out of memory with micro-batches of 2 rows"}
+    else:
+        with pytest.raises(SnaketuneError, match="ended early"):
+            timing.launch(job, work)

@@ -233,6 +233,7 @@ def test_the_forward_still_returns_logits_without_supervised():
     assert torch.equal(model.generate(ids_1T, max_new_tokens=3, do_sample=False)[:, :4], ids_1T)
 
 
+@pytest.mark.slow
 def test_under_ddp_and_fsdp_gradients_equal_those_without_chunks():
     done = subprocess.run(
         [sys.executable, "-m", "tests.models.wrapped_heads"], capture_output=True, text=True, timeout=300

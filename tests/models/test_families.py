@@ -33,8 +33,9 @@ COMMON = (
 )
 
 
-# A packed one of each kind of layers; the others are in the table of docs/models.md too.
-EACH = {"llama", "gemma2", "mixtral", "gpt2", "deepseek_v3", "gpt_oss", "qwen3_next", "granitemoehybrid", "stablelm"}
+# One of each way of computing; caps, sinks and other mixers have tests below. The others are in docs/models.md too.
+EACH = {"llama", "mixtral", "gpt2", "deepseek_v3", "qwen3_next", "stablelm"}
+SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize("family", [pytest.param(one, marks=[] if one in EACH else pytest.mark.slow) for one in COMMON])
@@ -47,13 +48,20 @@ def test_the_most_used_families_are_right_in_everything(family):
 @pytest.mark.parametrize(
     "family",
     [
-        "kimi_linear",
-        "jamba",
         "minimax",
         "mamba2",
         *(
-            pytest.param(one, marks=pytest.mark.slow)
-            for one in ("qwen3_5_moe_text", "lfm3", "olmo_hybrid", "bamba", "falcon_h1", "zamba2")
+            pytest.param(one, marks=SLOW)
+            for one in (
+                "kimi_linear",
+                "jamba",
+                "qwen3_5_moe_text",
+                "lfm3",
+                "olmo_hybrid",
+                "bamba",
+                "falcon_h1",
+                "zamba2",
+            )
         ),
     ],
 )
@@ -68,8 +76,8 @@ def test_hybrids_stay_packed(family):
 @pytest.mark.parametrize(
     "family",
     [
-        *("bloom", "bart", "recurrent_gemma", "rwkv"),
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("falcon", "mpt", "xglm", "openai-gpt", "zaya")),
+        *("bloom", "bart", "recurrent_gemma"),
+        *(pytest.param(one, marks=SLOW) for one in ("rwkv", "falcon", "mpt", "xglm", "openai-gpt", "zaya")),
     ],
 )
 def test_the_self_test_finds_leaks_between_documents(family, capsys):
@@ -106,9 +114,12 @@ def test_an_encoder_is_refused(family):
 @pytest.mark.parametrize(
     ("family", "reason"),
     [
-        *((family, "ignore document boundaries") for family in ("deepseek_v32", "glm_moe_dsa", "deepseek_v4")),
-        *((family, "doesn't pass on the segments") for family in ("nemotron", "stablelm")),
-        *((family, "can't be replaced") for family in ("rwkv", "bloom")),
+        ("deepseek_v32", "ignore document boundaries"),
+        ("stablelm", "doesn't pass on the segments"),
+        ("bloom", "can't be replaced"),
+        *(pytest.param(family, "ignore document boundaries", marks=SLOW) for family in ("glm_moe_dsa", "deepseek_v4")),
+        pytest.param("nemotron", "doesn't pass on the segments", marks=SLOW),
+        pytest.param("rwkv", "can't be replaced", marks=SLOW),
     ],
 )
 def test_the_config_tells_before_weights_are_loaded_that_documents_run_separately(family, reason, capsys):
@@ -119,7 +130,7 @@ def test_the_config_tells_before_weights_are_loaded_that_documents_run_separatel
     assert said.endswith("padded on the right (kernel separate)\n")
 
 
-@pytest.mark.parametrize("family", ["gptj", "codegen", "gpt_neo"])
+@pytest.mark.parametrize("family", ["gpt_neo", *(pytest.param(one, marks=SLOW) for one in ("gptj", "codegen"))])
 def test_attention_by_positions_is_right_for_documents_and_refused_for_shared_prompts(family):
     config = tiny_config(family)
     documents, pairs = Rows(DOCUMENTS), Rows(PAIRS)
@@ -183,7 +194,7 @@ def test_with_attention_chunks_that_layers_do_not_pass_to_kernels_documents_run_
     [
         ("gemma2", "soft-capped", "varlen"),
         ("gpt_oss", "sinks", "flash_attention_2"),
-        ("mimo_v2_flash", "sinks", "flash_attention_2"),
+        pytest.param("mimo_v2_flash", "sinks", "flash_attention_2", marks=SLOW),
     ],
 )
 def test_capped_attention_and_sinks_are_computed_by_kernels_that_have_them(family, reason, refused):

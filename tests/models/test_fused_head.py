@@ -24,8 +24,18 @@ def fresh():
     fused_cross_entropy.fused_passes.cache_clear()
 
 
-@pytest.mark.parametrize("rows", [packed_rows(), tree_rows(VOCABULARY, 0)], ids=["documents", "trees"])
-@pytest.mark.parametrize("losses", [summed_losses, token_losses])
+DOCUMENTS, TREES = packed_rows(), tree_rows(VOCABULARY, 0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "losses"),
+    [
+        pytest.param(DOCUMENTS, summed_losses, id="documents, summed"),
+        pytest.param(TREES, token_losses, id="trees, by token"),
+        pytest.param(DOCUMENTS, token_losses, id="documents, by token", marks=pytest.mark.slow),
+        pytest.param(TREES, summed_losses, id="trees, summed", marks=pytest.mark.slow),
+    ],
+)
 def test_losses_and_gradients_are_those_of_eager_passes(rows, losses, monkeypatch):
     """Several chunks of 16 rows; the last one is smaller. In 16 bits they are at least as exact."""
     monkeypatch.setattr(fused_cross_entropy, "MIN_CHUNK_ROWS", 16)

@@ -33,6 +33,8 @@ KERNELS = {
     "kimi_linear": (modeling_kimi_linear, CONV | {"chunk_kimi_delta_attention": (1, "cu_seqlens")}),
 }
 
+SLOW = pytest.mark.slow
+
 
 @pytest.fixture
 def on_this_device(monkeypatch):
@@ -114,8 +116,14 @@ def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("family", KERNELS)
+@pytest.mark.parametrize(
+    ("family", "checkpointing"),
+    [
+        *(("lfm2", True), ("bamba", False), ("qwen3_next", False), ("kimi_linear", True)),
+        *(pytest.param(*case, marks=SLOW) for case in (("lfm2", False), ("bamba", True))),
+        *(pytest.param(*case, marks=SLOW) for case in (("qwen3_next", True), ("kimi_linear", False))),
+    ],
+)
 def test_mixers_run_on_packed_rows_by_their_own_kernels(installed, family, checkpointing):
     counted = installed(family)
     model, rows = tiny_model(tiny_config(family)).train(), documents()
@@ -139,7 +147,11 @@ def test_mixers_run_on_packed_rows_by_their_own_kernels(installed, family, check
 
 @pytest.mark.parametrize(
     ("family", "ignoring"),
-    [("lfm2", "causal_conv1d_fn"), ("qwen3_next", "causal_conv1d_fn"), ("qwen3_next", "torch_chunk_gated_delta_rule")],
+    [
+        ("lfm2", "causal_conv1d_fn"),
+        ("qwen3_next", "torch_chunk_gated_delta_rule"),
+        pytest.param("qwen3_next", "causal_conv1d_fn", marks=SLOW),
+    ],
 )
 def test_kernels_that_ignore_boundaries_are_found_and_mixers_run_by_document(installed, capsys, family, ignoring):
     installed(family, (ignoring,))
@@ -156,7 +168,8 @@ def test_kernels_that_ignore_boundaries_are_found_and_mixers_run_by_document(ins
 
 
 @pytest.mark.parametrize(
-    ("family", "ignoring"), [("lfm2", "causal_conv1d_fn"), ("qwen3_next", "torch_chunk_gated_delta_rule")]
+    ("family", "ignoring"),
+    [("lfm2", "causal_conv1d_fn"), pytest.param("qwen3_next", "torch_chunk_gated_delta_rule", marks=SLOW)],
 )
 def test_kernels_whose_gradients_ignore_boundaries_are_found_before_a_training(installed, capsys, family, ignoring):
     installed(family, (ignoring,), backward=True)
@@ -166,7 +179,11 @@ def test_kernels_whose_gradients_ignore_boundaries_are_found_before_a_training(i
 
 
 @pytest.mark.parametrize(
-    "family", ["lfm2", "qwen3_next", "bamba", "mamba2", "kimi_linear", "olmo_hybrid", "nemotron_h"]
+    "family",
+    [
+        *("lfm2", "qwen3_next"),
+        *(pytest.param(one, marks=SLOW) for one in ("bamba", "mamba2", "kimi_linear", "olmo_hybrid", "nemotron_h")),
+    ],
 )
 def test_without_the_packages_transformers_says_so_and_mixers_run_by_document(on_this_device, capsys, family):
     tested = self_test(tiny_model(tiny_config(family)), [documents()], CPU, training=True)

@@ -30,6 +30,7 @@ FAMILIES = {
     "phi3": {},
     "cohere": {"logit_scale": 0.25},
 }
+SLOW = pytest.mark.slow
 
 
 class Rows(list):
@@ -48,14 +49,23 @@ def alone(model: torch.nn.Module, rows: list[dict]) -> tuple[torch.Tensor, list[
     return torch.stack(sums), counts
 
 
-@pytest.mark.parametrize("kernel", ["sdpa", "dense"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "kernel"),
+    [
+        *((family, "sdpa") for family in ("llama", "qwen2", "gpt2", "gemma3_text", "mixtral")),
+        *((family, "dense") for family in ("llama", "gemma3_text")),
+        *(pytest.param(family, "sdpa", marks=SLOW) for family in ("qwen3", "phi3", "cohere")),
+        *(pytest.param(family, "dense", marks=SLOW) for family in FAMILIES if family not in ("llama", "gemma3_text")),
+    ],
+)
 def test_log_probabilities_and_gradients_equal_those_of_each_completion_alone(family, kernel):
     same_as_alone(tiny_config(family, **FAMILIES[family]), kernel)
 
 
-@pytest.mark.parametrize("kernel", ["sdpa", "dense"])
-@pytest.mark.parametrize("window", [2, 7])
+@pytest.mark.parametrize(
+    ("window", "kernel"),
+    [(2, "sdpa"), (7, "dense"), *(pytest.param(*case, marks=SLOW) for case in ((7, "sdpa"), (2, "dense")))],
+)
 def test_windows_reach_up_the_tree(window, kernel):
     same_as_alone(tiny_config("mistral", sliding_window=window), kernel)
 
@@ -72,7 +82,8 @@ def test_keys_are_gathered_along_the_path_where_blocks_are_unsupported(monkeypat
 @pytest.mark.parametrize(
     ("family", "kernel", "path"),
     [
-        *((family, "sdpa", "hybrid") for family in ("qwen3_next", "lfm2", "granitemoehybrid", "mamba2")),
+        *((family, "sdpa", "hybrid") for family in ("qwen3_next", "lfm2")),
+        *(pytest.param(family, "sdpa", "hybrid", marks=SLOW) for family in ("granitemoehybrid", "mamba2")),
         *(("llama", SEPARATE, "separate"), ("bloom", "sdpa", "separate")),
     ],
 )
@@ -138,7 +149,7 @@ def test_trees_run_one_sequence_at_a_time_where_packing_is_unsupported():
     torch.testing.assert_close(found_C, alone(model, rows)[0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "cohere"])
+@pytest.mark.parametrize("family", ["llama", "cohere", pytest.param("gpt2", marks=SLOW)])
 def test_chunks_of_the_head_split_positions_and_not_their_tokens(family, monkeypatch):
     monkeypatch.setattr(fused_cross_entropy, "SAVED_LOGITS", 7 * VOCABULARY)
     monkeypatch.setattr(fused_cross_entropy, "MIN_CHUNK_ROWS", 1)

@@ -1,5 +1,6 @@
 """Program: two processes compute one batch each under DDP or FSDP, and compare with one process without chunks."""
 
+import copy
 import multiprocessing
 import os
 import sys
@@ -34,9 +35,8 @@ def ready(family: str) -> torch.nn.Module:
     return model
 
 
-def expected_gradients(family: str) -> dict[str, torch.Tensor]:
+def expected_gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return gradients averaged over the two batches, as both wrappers average them."""
-    model = ready(family)
     for rows in BATCHES:
         batch = collate(rows, "sdpa")
         logits_NV = logits_at(model, packed_inputs(batch), batch["sources"])[0][batch["source_rows"]]
@@ -44,17 +44,16 @@ def expected_gradients(family: str) -> dict[str, torch.Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def work(rank: int, store: Path, wrapper: str, family: str) -> None:
+def work(rank: int, store: Path, wrapper: str, family: str, model: torch.nn.Module) -> None:
     # A file, since another process may take a port that was free a moment ago.
     dist.init_process_group("gloo", init_method=store.as_uri(), rank=rank, world_size=2)
-    model = ready(family)
+    expected = expected_gradients(copy.deepcopy(model))
     if wrapper == "ddp":
         wrapped = DistributedDataParallel(model)
     else:
         for layer in model.model.layers:
             fully_shard(layer)
         wrapped = fully_shard(model)
-    expected = expected_gradients(family)
     largest = max(gradient.abs().max().item() for gradient in expected.values())
     for losses in (summed_losses, token_losses):
         case = f"{wrapper}, {family}, {losses.__name__}"
@@ -80,11 +79,13 @@ def main() -> None:
         1,
     )
     forked = multiprocessing.get_context("fork")
-    for wrapper in ("ddp", "fsdp"):
-        for family in HEADS:
+    for family in HEADS:
+        # Tested once; both processes inherit it.
+        model = ready(family)
+        for wrapper in ("ddp", "fsdp"):
             with TemporaryDirectory() as folder:
                 store = Path(folder) / "store"
-                ranks = [forked.Process(target=work, args=(rank, store, wrapper, family)) for rank in range(2)]
+                ranks = [forked.Process(target=work, args=(rank, store, wrapper, family, model)) for rank in range(2)]
                 for rank in ranks:
                     rank.start()
                 for rank in ranks:

@@ -22,8 +22,8 @@ from snaketune.training.reference.logps_table import Reference
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.models.made_trees import completions_alone, tree_rows
 
-# Families with rotary and with learned positions.
-FAMILIES = ("llama", "gpt2")
+# Families with rotary and with learned positions; `tests/models/test_trees` has more.
+FAMILIES = ("llama", pytest.param("gpt2", marks=pytest.mark.slow))
 PAIRS = 8
 TOLERANCE = 1e-5
 

@@ -5,11 +5,15 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import yaml
+from huggingface_hub import constants
 
+from snaketune.__main__ import main
 from snaketune.artifacts.manifest import describe_files, write_manifest
 from snaketune.config.workflow import Push
 from snaketune.errors import SnaketuneError
@@ -37,31 +41,43 @@ def handed_on(tmp_path) -> Path:
     return tmp_path
 
 
-def started(hub: Hub, folder: Path, *arguments: str, token: str | None = TOKEN, **push) -> subprocess.Popen:
-    """Start `python -m snaketune push` in `folder`, with the entries `push` in its config section."""
+def models_of(push: dict) -> tuple[str, str]:
+    return "--models", json.dumps({"demo": PUSH | push})
+
+
+def started(hub: Hub, folder: Path) -> subprocess.Popen:
+    """Start `python -m snaketune push` in `folder`."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
     # Without the user's token and cache. Uploads use LFS, since the stand-in doesn't support Xet.
     environment |= {
         "HF_ENDPOINT": hub.endpoint,
         "HF_HUB_DISABLE_XET": "1",
         "HF_HOME": str(folder / "hf"),
+        "HF_TOKEN": TOKEN,
         "PYTHONPATH": str(PACKAGE_FOLDER.parent),
     }
-    models = json.dumps({"demo": PUSH | push})
     return subprocess.Popen(
-        [sys.executable, "-m", "snaketune", "push", "--models", models, *arguments],
-        cwd=folder, env=environment | ({"HF_TOKEN": token} if token else {}), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        [sys.executable, "-m", "snaketune", "push", *models_of({})],
+        cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
 
-def pushed(hub: Hub, folder: Path, *arguments: str, status: int = 0, **options) -> str:
-    """Run a push, and return its output."""
-    process = started(hub, folder, *arguments, **options)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == status, output
-    assert TOKEN not in output
-    return output
+def pushed(hub: Hub, folder: Path, status: int = 0, token: str | None = TOKEN, **push) -> str:
+    """Run a push in `folder` in this process, with the entries `push` in its config section; return its output."""
+    output = StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(output):
+        patch.chdir(folder)
+        for name in [name for name in os.environ if name.startswith(("HF_", "HUGGING"))]:
+            patch.delenv(name)
+        if token:
+            patch.setenv("HF_TOKEN", token)
+        # Of the variables that `started` sets, which are read at the import.
+        patch.setattr(constants, "ENDPOINT", hub.endpoint)
+        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        patch.setattr(constants, "HF_TOKEN_PATH", str(folder / "hf/token"))
+        assert main(["push", *models_of(push)]) == status, output.getvalue()
+    assert TOKEN not in output.getvalue()
+    return output.getvalue()
 
 
 def test_a_model_and_its_card_are_one_commit_in_a_private_repository(hub, handed_on):

@@ -6,6 +6,7 @@ import pytest
 import yaml
 from invented_results import Results
 
+from snaketune.report import page_files
 from snaketune.report.charts import style
 
 
@@ -14,15 +15,13 @@ def results(tmp_path: Path) -> Results:
     return Results(tmp_path)
 
 
-# Modules whose tests read tables and texts, and figures only where they are marked so.
-TABLES = ("test_variants", "test_preference_shift", "test_earlier_runs")
-
-
 @pytest.fixture(autouse=True)
 def figures_as_needed(request, monkeypatch):
-    """Draw figures without layout and SVG, which take most of a report's time, where no test reads them."""
-    if request.module.__name__.rpartition(".")[2] in TABLES and not request.node.get_closest_marker("figures"):
+    """Draw figures once, without layout and SVG, which take most of a report's time, but for tests that are marked to read
+    them."""
+    if not request.node.get_closest_marker("figures"):
         monkeypatch.setattr(style, "_svg", lambda figure, name: '<svg viewBox="0 0 1 1"></svg>')
+        monkeypatch.setattr(page_files, "svg_file", lambda chart: '<svg viewBox="0 0 1 1"></svg>')
 
 
 @pytest.fixture(scope="session")

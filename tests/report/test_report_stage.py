@@ -101,6 +101,7 @@ def test_every_page_has_a_caption():
     assert all(len((captions / f"{name}.rst").read_text("utf-8").split()) > 30 for name in promised)
 
 
+@pytest.mark.figures
 def test_the_same_results_give_the_same_bytes_in_any_order(sweep, sweep_pages):
     _, again = sweep.report(title="A sweep", backwards=True)
     files = [
@@ -111,6 +112,7 @@ def test_the_same_results_give_the_same_bytes_in_any_order(sweep, sweep_pages):
     assert "side_by_side/main/chat/blind.csv" in files[0]
 
 
+@pytest.mark.figures
 def test_text_of_models_and_data_is_escaped(results):
     pages = hostile_report(results)
     for name in HTML:
@@ -174,7 +176,14 @@ def test_missing_run_files_leave_values_out(results):
     assert names(pages) == set(pages_for(outcome.counts["results"]))
     page = (pages / "index.html").read_text("utf-8")
     assert "Tokens per second" not in page
-    assert "No run logged anything" in page
+
+
+@pytest.mark.figures
+def test_a_run_that_logged_nothing_is_drawn_so(results):
+    raw_only(results)
+    (results.folder / "results/sft/raw/run.json").unlink()
+    _, pages = results.report()
+    assert "No run logged anything" in (pages / "index.html").read_text("utf-8")
 
 
 def test_throughput_is_shown_as_mfu(results):
@@ -197,6 +206,7 @@ def test_throughput_is_shown_as_mfu(results):
     assert f"22 k tokens/s, {mfu}, 0.914 GB resident in the process" in page
 
 
+@pytest.mark.figures
 def test_calibration_is_drawn_and_the_batch_plan_is_shown(results):
     tokenizer = results.tokenizer()
     pack = results.pack("chat-demo-128-aa", results.corpus("chat"), tokenizer)
@@ -239,6 +249,7 @@ def test_values_that_are_null_or_nan(results):
     assert ">None<" not in page
 
 
+@pytest.mark.figures
 def test_empty_splits_and_packs_are_drawn(results):
     tokenizer, corpus = results.tokenizer(), results.corpus("chat", train=0, held_out=0)
     results.pack("chat-demo-128-aa", corpus, tokenizer, train=0, held_out=0)
@@ -246,6 +257,7 @@ def test_empty_splits_and_packs_are_drawn(results):
     assert "no rows to train on" in (pages / "packing.svg").read_text("utf-8")
 
 
+@pytest.mark.figures
 @pytest.mark.parametrize("steps", [1, 20000])
 def test_a_single_logged_step_and_many(results, steps):
     tokenizer = results.tokenizer()
@@ -254,6 +266,7 @@ def test_a_single_logged_step_and_many(results, steps):
     assert (pages / "sft.svg").stat().st_size < 200_000
 
 
+@pytest.mark.figures
 def test_sections_without_data_are_omitted(results):
     results.corpus("plain", characters=None)
     results.pack("plain-demo-128-aa", results.corpus("chat"), results.tokenizer())

@@ -145,21 +145,23 @@ def test_of_a_compared_result_nothing_outside_its_folder_is_read(tmp_path, name)
         compared_files([str(folder)])
 
 
-@pytest.mark.parametrize(
-    "formula", ["=HYPERLINK(1)", "+1+cmd|x", "-1-1", "@SUM(1)", " =1", "\n=1", "\t=1", "\r=1", "\uff1d1"]
-)
-def test_what_a_model_wrote_is_no_formula_where_people_judge_it(tmp_path, formula):
+FORMULAS = ["=HYPERLINK(1)", "+1+cmd|x", "-1-1", "@SUM(1)", " =1", "\n=1", "\t=1", "\r=1", "\uff1d1"]
+
+
+def test_what_a_model_wrote_is_no_formula_where_people_judge_it(tmp_path):
     from invented_results import Results
 
     results = Results(tmp_path)
-    for name in ("sft-a", "dpo-a"):
-        results.evaluate(f"main/{name}", text=formula, task_names=("plain",))
+    for number, formula in enumerate(FORMULAS):
+        for name in ("sft-a", "dpo-a"):
+            results.evaluate(f"judged{number}/{name}", text=formula, task_names=("plain",))
     _, pages = results.report()
-    for name in ("side_by_side", "blind"):
-        with (pages / f"side_by_side/main/chat/{name}.csv").open(newline="", encoding="utf-8") as file:
-            header, first, *_ = csv.reader(file)
-        assert first[3] == first[4]
-        assert re.match(r"['�]", first[3]) and len(header) == 7
+    for number in range(len(FORMULAS)):
+        for name in ("side_by_side", "blind"):
+            with (pages / f"side_by_side/judged{number}/chat/{name}.csv").open(newline="", encoding="utf-8") as file:
+                header, first, *_ = csv.reader(file)
+            assert first[3] == first[4]
+            assert re.match(r"['�]", first[3]) and len(header) == 7
 
 
 def dumped(path: Path, profile: Path) -> str:

@@ -299,10 +299,11 @@ ADAPTERS = {"snaketune.engine.model.adapters", "snaketune.engine.model.adapter_t
     ("stages", "without", "later"),
     [
         (DATA, {"torch", "transformers"}, set()),
-        (
+        pytest.param(
             ("eval", "ref_logps", "ref_pass"),
             {"transformers.trainer", "peft", "bitsandbytes", "trl", "lm_eval"},
             ADAPTERS,
+            marks=pytest.mark.slow,
         ),
         (("sft", "dpo"), {"trl", "lm_eval"}, {"snaketune.training.trl_trainer"}),
     ],

@@ -132,12 +132,12 @@ def assert_same(found, expected):
 
 # Each vocabulary with one template; the other pairs are slow.
 ONCE = {(kind, [*TEMPLATES][number % len(TEMPLATES)]) for number, kind in enumerate(FAMILIES + TRAINED)}
-BOTH = product(FAMILIES + TRAINED, TEMPLATES)
+BOTH = [
+    pytest.param(*two, marks=[] if two in ONCE else pytest.mark.slow) for two in product(FAMILIES + TRAINED, TEMPLATES)
+]
 
 
-@pytest.mark.parametrize(
-    ("kind", "template"), [pytest.param(*two, marks=[] if two in ONCE else pytest.mark.slow) for two in BOTH]
-)
+@pytest.mark.parametrize(("kind", "template"), BOTH)
 @settings(max_examples=25, **COMMON)
 @given(batch=BATCH, train_on=st.sampled_from(["assistant", "last", "all"]))
 def test_any_text(both, kind, template, batch, train_on):
@@ -169,8 +169,7 @@ def test_a_literal_that_could_make_a_control_token_with_a_content(tmp_path):
     assert chat.eos_id not in found.ids
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
-@pytest.mark.parametrize("kind", FAMILIES + TRAINED)
+@pytest.mark.parametrize(("kind", "template"), BOTH)
 def test_ordinary_rows_are_encoded_as_batches(both, kind, template):
     batched, chat = both[kind, template]
     ordinary = [own for own in conversations() if not any("▁" in message["content"] for message in own)]
@@ -214,8 +213,7 @@ def test_pairs_equal_encode_pairs(both, kind, rows, template):
             assert own.supervised.tolist() == supervised
 
 
-@pytest.mark.parametrize("template", ("chatml", "mistral", "phi3"))
-@pytest.mark.parametrize("kind", ("llama3", "mistral", "trained-bpe"))
+@pytest.mark.parametrize(("kind", "template"), [("llama3", "chatml"), ("mistral", "phi3"), ("trained-bpe", "mistral")])
 @settings(max_examples=20, **COMMON)
 @given(content=CONTENT)
 def test_contents_contain_no_control_tokens(both, kind, template, content):

@@ -12,8 +12,9 @@ import pytest
 from accelerate.utils import memory
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.engine import throughput
 from snaketune.engine.model import logprobs, selftest
-from snaketune.engine.model.device_speed import probe
+from snaketune.engine.model.device_speed import Peak, probe
 from snaketune.training import pipeline
 from snaketune.training.autotune import machine_check
 from snaketune.training.reference import kept_units
@@ -25,6 +26,7 @@ from . import checked_once
 
 ROOT = Path(__file__).parents[2]
 # Packages that deepspeed needs and snaketune doesn't.
+PEAK = Peak(flops_per_second=1e11, source="measured matrix product, float32, 1 thread")
 WITH = ("hjson", "py-cpuinfo", "ninja", "msgpack", "einops")
 
 
@@ -34,17 +36,19 @@ def probed(tmp_path_factory) -> dict[str, float]:
 
 
 @pytest.fixture(autouse=True)
-def probed_once(monkeypatch, probed):
-    """Measure the machine once for hundreds of trainings; `tests/models/test_device_speed.py` measures it itself."""
+def machine_measured_once(monkeypatch, probed):
+    """For hundreds of trainings; `tests/models` measures machines, models and their memory."""
     monkeypatch.setattr(pipeline, "probe", lambda device, state: probed)
+    # Without units for bfloat16, its matrix products alone take eight seconds.
+    monkeypatch.setattr(throughput, "peak_of", lambda compute: PEAK)
+    # Each training searches for garbage twice.
+    monkeypatch.setattr(memory, "gc", SimpleNamespace(collect=lambda: 0))
+    monkeypatch.setattr(machine_check, "trace_model", checked_once.trace_model)
 
 
 @pytest.fixture(autouse=True)
-def trained_models_checked_once(monkeypatch):
-    """`tests/models` tests these checks."""
-    # Each of hundreds of trainings searches for garbage twice.
-    monkeypatch.setattr(memory, "gc", SimpleNamespace(collect=lambda: 0))
-    monkeypatch.setattr(machine_check, "trace_model", checked_once.trace_model)
+def models_tested_once(monkeypatch):
+    """`tests/models` tests the self-test."""
     monkeypatch.setattr(selftest, "_first_passing", checked_once.self_test)
 
 

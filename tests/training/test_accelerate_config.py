@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from snaketune.config.operation import Operation
-from snaketune.stages.host.launch_command import command
+from snaketune.stages.host.launch_command import ACCELERATE_FILE, command
 from snaketune.training.launch.accelerate_config import accelerate_config, deepspeed_config, write_launch_files
 
 WRITE_ENVIRONMENT = """
@@ -119,6 +120,7 @@ for step in "${steps[@]}"; do wait "$step" || exit 1; done
 """
 
 
+@pytest.mark.slow
 def test_nodes_rendezvous_by_slurm_variables_and_get_no_sharding_settings(tmp_path):
     """The trainer shards the model itself."""
     tools = tmp_path / "tools"
@@ -142,6 +144,7 @@ def test_a_single_process_is_started_without_accelerate(tmp_path):
     assert words == ["python", "-m", "snaketune.training.launch.worker", "job.json", str(tmp_path)]
 
 
+@pytest.mark.slow
 def test_accelerate_passes_deepspeed_its_config(with_deepspeed, tmp_path):
     ((only,),) = started(Operation(gpus=1, launch="deepspeed", zero_stage=3), tmp_path / "state", with_deepspeed)
     assert only["ACCELERATE_USE_DEEPSPEED"] == "true"
@@ -154,3 +157,16 @@ def test_accelerate_passes_deepspeed_its_config(with_deepspeed, tmp_path):
 def test_nodes_count_all_processes():
     config = accelerate_config(Operation(gpus=8, nodes=2, launch="fsdp"), Path("S"), cpu=False)
     assert (config["num_machines"], config["num_processes"]) == (2, 16)
+
+
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_deepspeeds_settings_are_in_its_own_file_alone(tmp_path, zero_stage):
+    """accelerate refuses settings that are in both files."""
+    write_launch_files(Operation(gpus=2, launch="deepspeed", zero_stage=zero_stage), tmp_path, cpu=False)
+    config = yaml.safe_load((tmp_path / ACCELERATE_FILE).read_text(encoding="utf-8"))
+    assert config["distributed_type"] == "DEEPSPEED"
+    assert not {"mixed_precision", "zero_stage"} & config["deepspeed_config"].keys()
+    written = json.loads(Path(config["deepspeed_config"]["deepspeed_config_file"]).read_text(encoding="utf-8"))
+    assert written["zero_optimization"]["stage"] == zero_stage
+    sizes = [name for name, value in written["zero_optimization"].items() if value == "auto"]
+    assert len(sizes) == (3 if zero_stage == 3 else 0)

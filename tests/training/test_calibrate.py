@@ -4,9 +4,11 @@ import json
 import multiprocessing
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -15,11 +17,12 @@ from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Learning
 from snaketune.engine.trainer import PackedTrainer
 from snaketune.errors import SnaketuneError
+from snaketune.models import memory
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.plan.training_jobs import calibrated_learning
 from snaketune.stages.specs import CalibrateSpec, DpoSpec, SftSpec
 from snaketune.training import calibrate
-from snaketune.training.autotune import calibration, timed_steps
+from snaketune.training.autotune import calibration, machine_check, timed_steps
 from snaketune.training.autotune.batch_plan import CURVE, record_killed, record_out_of_memory
 from snaketune.training.autotune.search import TRIALS
 from snaketune.training.launch import oom_retry, processes, worker
@@ -123,6 +126,8 @@ def test_every_kind_of_training_has_a_curve(tmp_path, tokenizer, kind):
 
 
 def test_it_takes_a_small_share_of_the_trainings_that_wait_for_it(tmp_path, tokenizer, monkeypatch, capsys):
+    # Activations too, which other trainings here don't trace.
+    monkeypatch.setattr(machine_check, "trace_model", memory.trace_model)
     run, rows = sft_spec(tmp_path, None), packed_rows(tmp_path / "rows", tokenizer)
     spec = spec_of(run, run.base)
     # A trial takes more than 3% of these few rows; on a CPU two rows are the default, where they fit in memory.
@@ -139,6 +144,10 @@ def test_it_takes_a_small_share_of_the_trainings_that_wait_for_it(tmp_path, toke
     # At the machine's peak, so many epochs take less time than this process has.
     monkeypatch.setattr(calibration, "_elapsed_s", lambda: 1e9)
     assert calibrated(tmp_path / "late", spec, rows, tokenizer, calibrated_epochs=1e6)["trials"] == []
+
+
+def test_the_time_of_a_calibration_is_that_of_its_process():
+    assert 0 < calibration._elapsed_s() <= time.time() - psutil.Process().create_time()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ or the config refuses it.
 import json
 import math
 from copy import deepcopy
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -185,8 +186,12 @@ class Launchers:
 
 
 LAUNCHERS = (Launchers.run, Launchers.calibration, Launchers.timing)
-# Those that launchers set up themselves, or that make them differ: tested at each push.
-SET_UP = {"held-out rows", "best weights", "early stop", "early stop by pairs", "snapshots", "average", "adapters"}
+# Those that launchers set up themselves, or that make them differ: tested at each push, with one kind of run each.
+SET_UP = {
+    **dict.fromkeys(("held-out rows", "best weights", "snapshots"), ("sft",)),
+    **dict.fromkeys(("early stop", "average", "adapters"), ("dpo",)),
+    "early stop by pairs": ("sft", "dpo"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -205,9 +210,12 @@ def quick(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "feature", [pytest.param(one, marks=[] if one in SET_UP else pytest.mark.slow) for one in FEATURES]
+    ("kind", "feature"),
+    [
+        pytest.param(kind, one, marks=[] if kind in SET_UP.get(one, ()) else pytest.mark.slow)
+        for kind, one in product(KINDS, FEATURES)
+    ],
 )
-@pytest.mark.parametrize("kind", KINDS)
 def test_each_launcher_trains_with_the_feature(kind, feature, launchers, tmp_path, capsys):
     edits, refused = FEATURES[feature]
     if kind in refused:

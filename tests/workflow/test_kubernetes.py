@@ -58,6 +58,7 @@ def test_the_profile_plans_the_demo(volume):
         assert resource in training
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("rsync"), reason="Snakemake's storage plugin fs copies by rsync, which isn't here")
 def test_a_pod_takes_the_code_from_the_volume_and_leaves_result_and_work_there(volume, tmp_path):
     # The code is there too.

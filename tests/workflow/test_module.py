@@ -137,7 +137,9 @@ def user(fresh, repository, tmp_path, monkeypatch) -> User:
     return User(fresh, repository)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("path", marks=pytest.mark.slow), "git+file", "github"])
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("path", "git+file")), "github"]
+)
 def test_a_module_runs_and_then_has_nothing_to_do(kind, user):
     user.write(
         {
@@ -154,6 +156,7 @@ def test_a_module_runs_and_then_has_nothing_to_do(kind, user):
     assert "Nothing to be done" in user.snakemake(CORPUS)
 
 
+@pytest.mark.slow
 def test_a_module_runs_with_the_package_that_pip_installs(user, installed, tmp_path):
     shutil.copytree(installed, tmp_path / "site")
     assert "rule report:" in user.write(GITHUB).snakemake_with(tmp_path / "site", "--dry-run")
@@ -162,10 +165,17 @@ def test_a_module_runs_with_the_package_that_pip_installs(user, installed, tmp_p
         assert (user.copy() / "snaketune" / name).is_file()
 
 
-def test_results_of_a_clone_are_current_in_a_module_and_the_default_template_comes_with_the_package(user):
+def with_results_of(finished: Project, user: User) -> None:
+    """Copy what a clone has made of the same data and config."""
+    for name in ("results", ".snakemake"):
+        shutil.copytree(finished.folder / name, user.folder / name, symlinks=True)
+
+
+def test_results_of_a_clone_are_current_in_a_module_and_the_default_template_comes_with_the_package(user, finished):
+    with_results_of(finished, user)
     # The same text as in the file that the micro project names.
     user.project.config["tokenizers"]["small"].pop("chat_template")
-    user.project.snakemake(TOKENIZER)
+    user.project.write_config()
     # By its own triggers Snakemake would look up what has input files of other names.
     times_alone = (TOKENIZER, "--rerun-triggers", "mtime")
     assert "Nothing to be done" in user.write(GITHUB).snakemake(*times_alone)
@@ -188,10 +198,9 @@ def test_rules_may_be_renamed_and_the_default_target_is_all_of_them(user, path):
     assert rules_in(user.snakemake("--dry-run", CORPUS)) == {"corpus"}
 
 
-def test_a_renamed_rule_that_is_forced_takes_what_is_made_of_it_along(user):
-    user.project.config["tokenizers"]["small"]["train"]["corpora"] = ["chat"]
-    user.project.write_config()
-    user.write(GITHUB, "use rule * from snaketune as snaketune_*").snakemake(TOKENIZER)
+def test_a_renamed_rule_that_is_forced_takes_what_is_made_of_it_along(user, finished):
+    with_results_of(finished, user)
+    user.write(GITHUB, "use rule * from snaketune as snaketune_*")
     planned = user.snakemake("--dry-run", "--forcerun", "snaketune_corpus", "--", TOKENIZER)
     assert rules_in(planned) == {"snaketune_corpus", "snaketune_tokenizer"}
 
@@ -355,6 +364,7 @@ use rule * from other as other_*
     assert "a workflow can use only one revision of snaketune" in user.snakemake("--dry-run", check=False)
 
 
+@pytest.mark.slow
 def test_jobs_in_conda_environments_find_the_package_and_nothing_else_of_where_it_is_installed(
     user, monkeypatch, tmp_path
 ):
@@ -370,6 +380,7 @@ def test_jobs_in_conda_environments_find_the_package_and_nothing_else_of_where_i
     assert imported_from(user.copy()) and [path.name for path in user.copy().iterdir()] == ["snaketune"]
 
 
+@pytest.mark.slow
 def test_jobs_in_an_image_find_the_package_in_the_working_directory(user, monkeypatch):
     monkeypatch.setenv("PATH", f"{SHIMS}:{os.environ['PATH']}")
     user.write(GITHUB)

@@ -30,6 +30,7 @@ def put_first(monkeypatch, folder: Path) -> None:
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
+@pytest.mark.slow
 def test_a_rule_runs_in_the_image(clone, monkeypatch):
     put_first(monkeypatch, SHIMS)
     image = clone.code / "envs/snaketune.sif"

@@ -15,18 +15,18 @@ def test_a_preview_needs_no_result_and_runs_each_time(fresh):
     # Braces in a config are no wildcards.
     fresh.config["corpora"]["chat"]["answer_pattern"] = r"Answer: (.{1,99})"
     fresh.config["corpora"]["chat"]["sources"].append({"files": ["data/more.jsonl"], "where": "is_correct != false"})
-    for _ in range(2):
-        said = fresh.snakemake("preview")
-        assert rules_in(said) == {"preview"}
-        assert "chat, source 1: data/chat.jsonl\n  JSON lines" in said
-        assert "conversations: as the config says; reads" in said
-        assert "too short; line" in said
-        assert "chat, source 2: data/more.jsonl" in said
-        assert "1 row, where is_correct != false; line 1" in said
-        assert "pairs: data/preferences.jsonl" in said
-        assert "template    data/chatml.jinja" in said
-        assert "no row longer than 256" in said
-        assert "until the tokenizer is made" in said
+    said = fresh.snakemake("preview")
+    assert rules_in(said) == {"preview"}
+    assert "chat, source 1: data/chat.jsonl\n  JSON lines" in said
+    assert "conversations: as the config says; reads" in said
+    assert "too short; line" in said
+    assert "chat, source 2: data/more.jsonl" in said
+    assert "1 row, where is_correct != false; line 1" in said
+    assert "pairs: data/preferences.jsonl" in said
+    assert "template    data/chatml.jinja" in said
+    assert "no row longer than 256" in said
+    assert "until the tokenizer is made" in said
+    assert fresh.stale("preview") == {"preview"}
     assert "<h2>pairs: data/preferences.jsonl" in fresh.read("results/preview/preview.html")
     assert not (fresh.folder / "results/corpus").exists()
 

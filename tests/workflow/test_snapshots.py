@@ -1,28 +1,15 @@
-"""Snapshots of a run are results of their own, from which the run resumes to the weights that it has without them."""
+"""Snapshots of a run are results of their own, from which the run resumes to the weights that it has without them.
+
+`test_survival` has one snapshot of an SFT run at each push.
+"""
 
 import json
-import shutil
 
 import pytest
 
 pytestmark = pytest.mark.workflow
 
 RESULTS = ("results/sft/run", "results/dpo/run")
-
-
-def test_a_run_goes_on_from_its_snapshot_to_the_weights_that_it_has_without_it(project):
-    target, whole = "results/sft/run/manifest.json", project.read("results/sft/run/manifest.json")
-    project.config["sft"]["run"]["training"]["snapshots"] = [0.5]
-    assert project.stale(target) == set()
-    for folder in ("results/sft", "results/.work/sft"):
-        shutil.rmtree(project.folder / folder)
-    said = project.snakemake(target)
-    assert said.count("sft: made") == 2 and "resuming from" in said
-    assert project.read(target) == whole
-    half, run = (json.loads(project.read(f"results/sft/run{end}")) for end in ("@0.5/manifest.json", "/run.json"))
-    # Each step was trained once.
-    steps = json.loads(whole)["counts"]["steps"]
-    assert run["steps_of_this_process"] == steps - half["counts"]["steps"] < steps
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from .command_line import snakemake
-from .conftest import ROOT, Project, copy_code
+from .conftest import ROOT, Project, copy_code, rules_in
 
 pytestmark = pytest.mark.workflow
 RECIPES = sorted((ROOT / "config/recipes").glob("*.yaml"))
@@ -40,7 +40,9 @@ def provided_in(said: str) -> tuple[int, ...]:
     return tuple(int(number) for number in result.groups())
 
 
-def test_a_bare_snakemake_runs_the_config_of_a_clone_with_what_the_machine_has(finished, tmp_path, three_gpus):
+@pytest.fixture
+def cloned(finished, tmp_path) -> Path:
+    """A clone with the results of its config, but for the report."""
     folder = finished.copy_to(tmp_path / "project").folder
     copy_code(folder)
     (folder / "config").mkdir()
@@ -48,10 +50,21 @@ def test_a_bare_snakemake_runs_the_config_of_a_clone_with_what_the_machine_has(f
     config = finished.config | {"report": {"note": "All of it. " * 20_000}}
     (folder / "config/config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     (folder / "results/report/manifest.json").unlink()
-    status, said = snakemake([], folder, apart=True)
+    return folder
+
+
+def test_a_bare_snakemake_plans_the_config_of_a_clone_with_what_the_machine_has(cloned, three_gpus):
+    status, said = snakemake(["--dry-run"], cloned, apart=True)
+    assert status == 0, said
+    assert rules_in(said) == {"report"}
+
+
+@pytest.mark.slow
+def test_a_bare_snakemake_runs_the_config_of_a_clone_with_what_the_machine_has(cloned, three_gpus):
+    status, said = snakemake([], cloned, apart=True)
     assert status == 0, said
     assert provided_in(said) == (os.cpu_count(), 3)
-    assert (folder / "results/report/manifest.json").is_file()
+    assert (cloned / "results/report/manifest.json").is_file()
 
 
 @pytest.mark.parametrize(

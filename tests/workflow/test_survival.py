@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -85,8 +86,45 @@ def lengthen(project):
     return project
 
 
-@pytest.mark.parametrize("target", [SFT, pytest.param(DPO, marks=pytest.mark.slow)])
-def test_a_killed_training_resumes_to_the_same_weights(finished, tmp_path, target):
+def wait_until_ended(project) -> None:
+    """A killed process holds its locks until it has ended."""
+    while processes("", project.folder):
+        time.sleep(0.05)
+
+
+def test_a_killed_training_resumes_and_continues_from_its_snapshot_to_the_same_weights(project):
+    """The training of the finished project, again."""
+    whole, drawn = project.read(SFT), learned(project, SFT)
+    project.config["sft"]["run"]["training"]["snapshots"] = [0.5]
+    project.config["sft"]["run"]["operation"]["checkpoint_steps"] = 1
+    assert project.stale(SFT) == set()
+    for folder in ("results/sft", "results/.work/sft"):
+        shutil.rmtree(project.folder / folder)
+    running = start_and_wait_for_checkpoint(project)
+    checkpoint = next(project.folder.glob("results/.work/*/*/state/checkpoints/checkpoint-*"))
+    assert not [path.name for path in checkpoint.iterdir() if path.suffix in (".pt", ".pth", ".bin", ".pkl")]
+    kill("-m snaketune", project)
+    assert running.wait() != 0
+    wait_until_ended(project)
+    assert not (project.folder / SFT).exists()
+    # Old work may be cleaned in between: work that can be resumed is retained.
+    assert "resumes when its config runs again" in project.snakemake("clean_work")
+    # Float32 sums depend on the number of threads, so the resumed training keeps that of its beginning.
+    project.cores = 2
+    said = project.snakemake(SFT)
+    assert said.count("sft: made") == 2 and said.count("resuming from") == 2
+    assert "as the first attempt did, and not with 2" in said
+    assert project.read(SFT) == whole
+    assert sorted(learned(project, "results/sft/run@0.5/manifest.json") + learned(project, SFT)) == sorted(drawn)
+    half, run = (json.loads(project.read(f"results/sft/run{end}")) for end in ("@0.5/manifest.json", "/run.json"))
+    # Each step was trained once.
+    steps = json.loads(whole)["counts"]["steps"]
+    assert run["steps_of_this_process"] == steps - half["counts"]["steps"] < steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [SFT, DPO])
+def test_a_training_killed_on_two_threads_resumes_to_the_same_weights(finished, tmp_path, target):
     interrupted, straight = (finished.copy_to(tmp_path / name) for name in ("interrupted", "straight"))
     for project in (interrupted, straight):
         lengthen(project)
@@ -95,9 +133,7 @@ def test_a_killed_training_resumes_to_the_same_weights(finished, tmp_path, targe
     running = start_and_wait_for_checkpoint(interrupted, target)
     kill("-m snaketune", interrupted)
     assert running.wait() != 0
-    # A killed process holds its locks until it has ended.
-    while processes("", interrupted.folder):
-        time.sleep(0.05)
+    wait_until_ended(interrupted)
     assert not (interrupted.folder / target).exists()
     # Old work may be cleaned in between: work that can be resumed is retained.
     assert "resumes when its config runs again" in interrupted.snakemake("clean_work")
