@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainingArguments
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
@@ -92,7 +93,10 @@ def dpo_config(path: Path, rows: int = 100, **settings) -> DPOConfig:
     return DPOConfig(output_dir=str(path), per_device_train_batch_size=rows, **LOOP | settings)
 
 
-@pytest.mark.parametrize("settings", [{"beta": 0.5}, {"loss_type": ["ipo", "sft"], "loss_weights": [0.7, 0.3]}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"beta": 0.5}, {"loss_type": ["ipo", "sft"], "loss_weights": [0.7, 0.3]}, {"ld_alpha": 0.5}],
+)
 @pytest.mark.parametrize("chat", [False, True])
 def test_dpo_learns_what_trl_learns(tmp_path, folder, tokenizer, chat, settings):
     """All pairs are in one step, so that their order doesn't count."""
@@ -151,8 +155,17 @@ def test_a_resumed_training_is_an_undisturbed_one(tmp_path, folder, tokenizer):
     first = PackedDPOTrainer(model=folder, args=dpo_config(tmp_path / "b", **settings), train_dataset=rows)
     first.add_callback(Stop(5))
     first.train()
+    # A later save was killed, and another tool has written something else.
+    (tmp_path / "b/checkpoint-9").mkdir()
+    (tmp_path / "b/checkpoint-5-merged").mkdir()
     again = PackedDPOTrainer(model=folder, args=dpo_config(tmp_path / "b", **settings), train_dataset=rows)
     again.train(resume_from_checkpoint=True)
+    with pytest.raises(SnaketuneError, match="a trainer trains once"):
+        again.train()
+    with pytest.raises(SnaketuneError, match=r"checkpoint-9/complete is missing"):
+        PackedDPOTrainer(model=folder, args=dpo_config(tmp_path / "b", **settings), train_dataset=rows).train(
+            resume_from_checkpoint=str(tmp_path / "b/checkpoint-9")
+        )
     assert [entry["loss"] for entry in again.state.log_history if "loss" in entry] == whole
     for one, other in zip(straight.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -195,6 +208,12 @@ def test_adapters_held_out_rows_and_a_saved_model(tmp_path, folder, tokenizer):
     trainer.save_model(tmp_path / "adapter")
     config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
     assert config["r"] == 4 and (tmp_path / "adapter/tokenizer.json").is_file()
+    # The average of the weights is the result, and rows that are passed stay as they are.
+    averaged = trainer.average.tensors
+    saved = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    assert averaged and not rows.documents.values["reference"].any()
+    latest = {name.replace(".default", ""): tensor for name, tensor in averaged.items()}
+    assert not all(torch.equal(saved[name], latest[name]) for name in saved)
     sft = PackedSFTTrainer(
         model=tiny_model("llama"),
         args=TrainingArguments(output_dir=str(tmp_path / "sft"), per_device_train_batch_size=4, **LOOP),
@@ -214,6 +233,9 @@ REFUSED = [
     ({"max_length": 9}, "max_length"),
     ({"max_steps": 3}, "max_steps"),
     ({"loss_type": "unknown"}, "loss_type"),
+    ({"save_total_limit": 2}, "save_total_limit"),
+    ({"metric_for_best_model": "loss"}, "metric_for_best_model"),
+    ({"save_strategy": "best"}, "save_strategy"),
 ]
 
 
@@ -225,6 +247,33 @@ def test_an_argument_without_effect_is_refused_by_name(tmp_path, folder, tokeniz
     rows = pack_conversations(conversations(), tokenizer, length=32)
     with pytest.raises(SnaketuneError, match=rf"^args\.{key}: found"):
         PackedSFTTrainer(model=folder, args=args, train_dataset=rows)
+
+
+def test_rows_and_models_of_another_kind_are_refused(tmp_path, folder, tokenizer, monkeypatch):
+    of_pairs, of_turns = (
+        pack_pairs(pairs(), tokenizer, length=32),
+        pack_conversations(conversations(), tokenizer, length=32),
+    )
+    args = dpo_config(tmp_path)
+    with pytest.raises(SnaketuneError, match="train_dataset: expected rows of pack_conversations, found pairs"):
+        PackedSFTTrainer(model=folder, args=args, train_dataset=of_pairs)
+    with pytest.raises(SnaketuneError, match="train_dataset: expected rows of pack_pairs, found conversations"):
+        PackedDPOTrainer(model=folder, args=args, train_dataset=of_turns)
+    with pytest.raises(SnaketuneError, match="found Dataset"):
+        PackedDPOTrainer(model=folder, args=args, train_dataset=pairs())
+    adapted = get_peft_model(tiny_model("llama"), LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(SnaketuneError, match="found one with adapters"):
+        PackedDPOTrainer(model=adapted, args=args, train_dataset=of_pairs)
+    measured = dpo_config(tmp_path, eval_strategy="steps", eval_steps=1)
+    with pytest.raises(SnaketuneError, match="it needs an eval_dataset"):
+        PackedDPOTrainer(model=folder, args=measured, train_dataset=of_pairs)
+    with pytest.raises(SnaketuneError, match="overflow: found 'split'"):
+        pack_pairs(pairs(), tokenizer, length=32, overflow="split")
+    with pytest.raises(SnaketuneError, match="row 0: its texts need a tokenizer"):
+        pack_pairs(pairs(), length=32)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    with pytest.raises(SnaketuneError, match="accelerate's mixed precision is bf16"):
+        PackedDPOTrainer(model=folder, args=args, train_dataset=of_pairs)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_trl_computes_the_same_and_trains_on_what_is_exported(made, tmp_path, su
     theirs = trainer_of(Tokenized, made, data.remove_columns(NAMES), tmp_path / "theirs")
     for name in NAMES:
         torch.testing.assert_close(
-            torch.tensor(theirs.train_dataset[name]), torch.tensor(data[name]), atol=1e-4, rtol=0
+            torch.tensor(theirs.train_dataset[name]), torch.tensor(data[name]), atol=3e-4, rtol=0
         )
     ours = trainer_of(Referenced, made, data, tmp_path / "ours")
     histories = []

@@ -21,7 +21,7 @@ def figures_as_needed(request, monkeypatch):
     them."""
     if not request.node.get_closest_marker("figures"):
         monkeypatch.setattr(style, "_svg", lambda figure, name: '<svg viewBox="0 0 1 1"></svg>')
-        monkeypatch.setattr(page_files, "svg_file", lambda chart: '<svg viewBox="0 0 1 1"></svg>')
+        monkeypatch.setattr(page_files, "svg_file", lambda chart, drawn: '<svg viewBox="0 0 1 1"></svg>')
 
 
 @pytest.fixture(scope="session")

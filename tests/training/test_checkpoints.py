@@ -94,7 +94,7 @@ def test_the_newest_complete_checkpoint_is_used_and_incomplete_ones_are_removed(
 
 
 def mark_saved(folder, state, check_held=lambda: None):
-    trainer = SimpleNamespace(options=Options(check_held=check_held))
+    trainer = SimpleNamespace(options=Options(check_lock=check_held))
     TrainingFeatures.on_save(trainer, SimpleNamespace(output_dir=str(folder)), state, None)
 
 
@@ -103,6 +103,10 @@ def test_a_process_that_lost_the_folder_marks_nothing_and_removes_nothing(tmp_pa
     for number in (2, 4, 8):
         (tmp_path / f"checkpoint-{number}").mkdir()
         (tmp_path / f"checkpoint-{number}/weights.safetensors").write_text("weights")
+    for number in (2, 8):
+        (tmp_path / f"checkpoint-{number}/complete").write_text("{}")
+    # Of something else than a training of ours.
+    (tmp_path / "checkpoint-1-merged").mkdir()
     state = SimpleNamespace(is_world_process_zero=True, global_step=4)
 
     def lost() -> None:
@@ -110,10 +114,10 @@ def test_a_process_that_lost_the_folder_marks_nothing_and_removes_nothing(tmp_pa
 
     with pytest.raises(SnaketuneError, match="another process"):
         mark_saved(tmp_path, state, lost)
-    assert len(list(tmp_path.iterdir())) == 3 and not list(tmp_path.rglob(COMPLETE))
+    assert len(list(tmp_path.iterdir())) == 4 and not (tmp_path / "checkpoint-4" / COMPLETE).exists()
     # Nor if it doesn't notice: newer checkpoints aren't its own.
     mark_saved(tmp_path, state)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4", "checkpoint-8"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1-merged", "checkpoint-4", "checkpoint-8"]
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "shards/random-1.safetensors", "trainer_state.json", COMPLETE])

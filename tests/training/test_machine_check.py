@@ -13,6 +13,7 @@ from snaketune.config.base_models import Pretrained
 from snaketune.config.lora import Lora, Quantization
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Training
+from snaketune.engine.features import Options
 from snaketune.engine.model import machine
 from snaketune.engine.model.device_speed import Peak
 from snaketune.engine.model.devices import Compute
@@ -23,7 +24,6 @@ from snaketune.models import memory
 from snaketune.models.memory import Estimate
 from snaketune.stages.findings import Finding, report_findings
 from snaketune.stages.host.gpus import gpu_findings
-from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CalibrateSpec, RefLogpsSpec, SftSpec
 from snaketune.training import pipeline
 from snaketune.training.autotune import machine_check
@@ -272,11 +272,11 @@ def test_the_first_log_line_and_the_peak_memory_with_the_expected_one(tmp_path, 
 def line_of(trained: int, offloads: bool = False, **arguments) -> str:
     settings = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2, "world_size": 1} | arguments
     args = SimpleNamespace(gradient_checkpointing=False, **settings)
-    facts = {"checked": Outcome(about={"kernel": "varlen"}), "parameters": 23_100_000, "trainable": trained}
-    made = SimpleNamespace(run=SimpleNamespace(compute=GPU, offloads=offloads), args=args, compiled=True, **facts)
+    loaded = pipeline.LoadedModel(about={"kernel": "varlen"}, run={}, parameters=23_100_000, trainable=trained)
+    made = SimpleNamespace(compute=GPU, options=Options(offload=offloads), args=args, compiled=True)
     estimated = taken(30_500_000_000, 30_500_000_000)
     return pipeline.describe_training(
-        made, machine_check.MachineCheck(machine=MACHINE, planned=None, estimate=estimated, findings=())
+        made, loaded, machine_check.MachineCheck(machine=MACHINE, planned=None, estimate=estimated, findings=())
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 from snaketune.artifacts.manifest import describe_files
 from snaketune.engine import preemption
 from snaketune.engine.dpo import DpoTrainer
+from snaketune.training import pipeline
 from snaketune.training.launch import worker_endings
 
 from .preference_runs import Trained
@@ -29,7 +30,7 @@ def own_handler():
 @pytest.fixture
 def ending(monkeypatch):
     """Jobs with five seconds left, all of them reserved for the checkpoint."""
-    monkeypatch.setattr(preemption, "job_end_time", lambda: time.time() + 5)
+    monkeypatch.setattr(pipeline, "job_end_time", lambda: time.time() + 5)
     monkeypatch.setattr(preemption, "MAX_SAVE_SHARE", 2.0)
 
 
@@ -58,7 +59,7 @@ def test_sigterm_ends_a_training_with_a_checkpoint_that_resumes_exactly(tmp_path
 def test_jobs_that_are_too_short_form_a_chain(tmp_path, ending):
     trained = Trained(tmp_path, "preference")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preemption, "job_end_time", lambda: None)
+        patch.setattr(pipeline, "job_end_time", lambda: None)
         straight, work = trained.train("straight", {"loss": "sigmoid"}, **SETTINGS)
     steps = straight.counts["steps"]
     for done in range(1, steps):
@@ -72,8 +73,8 @@ def test_jobs_that_are_too_short_form_a_chain(tmp_path, ending):
 @pytest.mark.parametrize(("seconds", "reserved"), [(None, 60), (3600, 60), (40, 10), (-5, 0)])
 def test_a_short_job_reserves_only_a_share_of_its_time(monkeypatch, tmp_path, seconds, reserved):
     """If a one-minute job reserved 60 s for its checkpoint, it would stop after every step."""
-    monkeypatch.setattr(preemption, "job_end_time", lambda: seconds and time.time() + seconds)
-    assert preemption.PreemptionCallback(1000, tmp_path).min_seconds == pytest.approx(reserved, abs=0.1)
+    ends = lambda: seconds and time.time() + seconds  # noqa: E731
+    assert preemption.PreemptionCallback(1000, tmp_path, ends).min_seconds == pytest.approx(reserved, abs=0.1)
 
 
 def test_a_training_that_stop_if_ends_is_finished_and_writes_no_checkpoint(tmp_path, ending):
@@ -106,24 +107,22 @@ def test_only_a_job_near_its_time_limit_is_requeued(tmp_path, monkeypatch, reque
 
 def test_the_next_job_knows_how_long_a_checkpoint_took(tmp_path, monkeypatch):
     """For 7B parameters, the estimate for a slow disk exceeds a short job, which would stop after every step."""
-    monkeypatch.setattr(preemption, "job_end_time", lambda: time.time() + 1800)
-    first = preemption.PreemptionCallback(7_000_000_000, tmp_path)
-    assert first._own_reason() == "deadline"
+    first = preemption.PreemptionCallback(7_000_000_000, tmp_path, lambda: time.time() + 1800)
+    assert first._reason() == "deadline"
     first.on_step_begin()
     first.on_save()
-    assert first._own_reason() is None
+    assert first._reason() is None
     again = preemption.PreemptionCallback(7_000_000_000, tmp_path)
-    assert again.save_seconds < 60 and again._own_reason() is None
+    assert again.save_seconds < 60 and again._reason() is None
     (tmp_path / preemption.SAVE_SECONDS_FILE).write_text("{", encoding="utf-8")
     assert preemption.PreemptionCallback(7_000_000_000, tmp_path).save_seconds == pytest.approx(840)
 
 
 def test_a_scheduler_that_did_not_answer_is_queried_again(tmp_path, monkeypatch):
     answers = [None, None, time.time() + 10, time.time() + 10]
-    monkeypatch.setattr(preemption, "job_end_time", lambda: answers.pop(0))
-    callback = preemption.PreemptionCallback(1000, tmp_path)
-    assert callback._own_reason() is None and len(answers) == 3
+    callback = preemption.PreemptionCallback(1000, tmp_path, lambda: answers.pop(0))
+    assert callback._reason() is None and len(answers) == 3
     monkeypatch.setattr(preemption, "RETRY_SECONDS", -1)
-    assert callback._own_reason() is None
+    assert callback._reason() is None
     callback.min_seconds = 60
-    assert callback._own_reason() == "deadline" and not answers
+    assert callback._reason() == "deadline" and not answers

@@ -216,9 +216,6 @@ def test_files_are_compared_again_before_the_first_step(tmp_path):
     class Trainer:
         """The methods that are called before the first step."""
 
-        run = TrainingRun(
-            spec=SimpleNamespace(training=Selection()), operation=None, work=WorkFolder(tmp_path), compute=None
-        )
         model = torch.nn.Linear(1, 1)
 
         class accelerator:
@@ -243,15 +240,17 @@ def test_files_are_compared_again_before_the_first_step(tmp_path):
         def train(self, **_):
             raise Stops
 
+    work = WorkFolder(tmp_path)
+    run = TrainingRun(spec=SimpleNamespace(training=Selection()), operation=None, work=work, compute=None)
     base = tmp_path / "base"
     base.write_text("weights")
     (tmp_path / "state").mkdir()
     Attempt(stage="sft", code="c", stamps=stamps_of([base])).save(tmp_path / "state")
     with pytest.raises(Stops):
-        pipeline.fit(Trainer())
+        pipeline.fit(Trainer(), run)
     base.write_text("others")
     with pytest.raises(SnaketuneError, match="base changed while the sft stage read it"):
-        pipeline.fit(Trainer())
+        pipeline.fit(Trainer(), run)
 
 
 def test_a_process_knows_whether_its_parent_lives(monkeypatch):

@@ -26,7 +26,8 @@ from snaketune.engine.sft import SftTrainer
 from snaketune.errors import SnaketuneError
 from snaketune.models.lora import add_lora
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.training.prepared import TrainingRun
+from snaketune.training.pipeline import make_trainer
+from snaketune.training.prepared import PreparedTraining, TrainingRun
 from tests.models.conftest import CPU, VOCABULARY, gradients, tiny_model
 from tests.models.made_trees import tree_rows
 
@@ -59,7 +60,7 @@ def trainer_of(folder: Path, model: torch.nn.Module, rows, kernel: str = "sdpa",
     compute = replace(CPU, kernel=kernel)
     self_test(model, [rows], compute, training=True)
     run = TrainingRun(spec=made, operation=executed(made.training), work=work, compute=compute)
-    return SftTrainer(model=model, rows=rows, run=run)
+    return make_trainer(PreparedTraining(trainer_class=SftTrainer, rows=rows, run=run, initial=None), model, compute)
 
 
 def step(trainer: SftTrainer, micro_batch: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

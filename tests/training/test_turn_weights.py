@@ -16,7 +16,8 @@ from snaketune.packing.reader import open_rows
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encode_rows import encode_turns
 from snaketune.tokenization.turn_columns import conversation_turns
-from snaketune.training.prepared import TrainingRun
+from snaketune.training.pipeline import make_trainer
+from snaketune.training.prepared import PreparedTraining, TrainingRun
 from tests.models.conftest import CPU, tiny_model
 from tests.packing import chain, test_turn_trees
 from tests.packing.test_turn_trees import reasoning_tokenizer  # noqa: F401
@@ -114,7 +115,7 @@ def test_the_loss_is_torchs_weighted_mean(tokenizer, tmp_path):
     self_test(model, [rows], CPU, training=True)
     work = chain.started(tmp_path / "work")
     run = TrainingRun(spec=spec(), operation=executed(spec().training), work=work, compute=CPU)
-    trainer = SftTrainer(model=model, rows=rows, run=run)
+    trainer = make_trainer(PreparedTraining(trainer_class=SftTrainer, rows=rows, run=run, initial=None), model, CPU)
     batch = trainer._collate_items([EqualTokens(rows)[item] for item in range(2)])
     loss = trainer.batch_loss(model, batch, trainer._get_num_items_in_batch([batch], CPU.device))
     losses, weights = [], []

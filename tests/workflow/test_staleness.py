@@ -191,7 +191,8 @@ CODE = {
     "packing/shard_writer.py": {"write", "pack"} | SFT,
     # The entry by which a pack identifies its pairs.
     "packing/same_pairs.py": {"pack"} | SFT,
-    "packing/reader.py": {"pack"} | SFT,
+    "packing/reader.py": SFT,
+    "engine/packing/rows.py": {"pack"} | SFT,
     "engine/packing/segments.py": {"pack"} | SFT,
     "training/sft.py": SFT,
     "engine/sft.py": SFT,

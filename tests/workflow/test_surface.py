@@ -81,9 +81,9 @@ def test_command_line_and_another_profile_win(project, three_gpus, arguments, pr
     assert provided_in(cleaning(project, *arguments)) == provided
 
 
-def test_a_machine_without_gpus_runs_one_job_of_those_that_need_one(project, monkeypatch):
+def test_a_machine_without_gpus_runs_as_many_jobs_as_it_has_cores_for(project, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert provided_in(cleaning(project)) == (os.cpu_count(), 1)
+    assert provided_in(cleaning(project)) == (os.cpu_count(), os.cpu_count())
 
 
 def cleaning(project: Project, *arguments: str) -> str:

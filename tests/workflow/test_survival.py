@@ -109,11 +109,8 @@ def test_a_killed_training_resumes_and_continues_from_its_snapshot_to_the_same_w
     assert not (project.folder / SFT).exists()
     # Old work may be cleaned in between: work that can be resumed is retained.
     assert "resumes when its config runs again" in project.snakemake("clean_work")
-    # Float32 sums depend on the number of threads, so the resumed training keeps that of its beginning.
-    project.cores = 2
     said = project.snakemake(SFT)
     assert said.count("sft: made") == 2 and said.count("resuming from") == 2
-    assert "as the first attempt did, and not with 2" in said
     assert project.read(SFT) == whole
     assert sorted(learned(project, "results/sft/run@0.5/manifest.json") + learned(project, SFT)) == sorted(drawn)
     half, run = (json.loads(project.read(f"results/sft/run{end}")) for end in ("@0.5/manifest.json", "/run.json"))

@@ -8,9 +8,10 @@ docs/python.md describes these. `packing/` needs numpy and Arrow alone; `model/`
 
 from typing import Any
 
-__all__ = ["PackedDPOTrainer", "PackedSFTTrainer", "pack_conversations", "pack_pairs"]
+__all__ = ["Options", "PackedDPOTrainer", "PackedSFTTrainer", "pack_conversations", "pack_pairs"]
 
 MODULES = {
+    "Options": "features",
     "PackedDPOTrainer": "api",
     "PackedSFTTrainer": "api",
     "pack_conversations": "packing.in_memory",

@@ -10,31 +10,33 @@ be followed, are refused by name.
 
 import copy
 import math
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
 
+from snaketune.engine.checkpoints import complete_checkpoints, damaged_file, step_of
 from snaketune.engine.dpo import DpoTrainer
 from snaketune.engine.features import Options
-from snaketune.engine.held_out import HeldOut
+from snaketune.engine.held_out import HeldOut, why_not_measurable
 from snaketune.engine.measurements import HeldOutSettings
 from snaketune.engine.model.adapters import add_adapters, leave_casts_to_autocast
 from snaketune.engine.model.attention import usable_kernels
 from snaketune.engine.model.devices import Compute, resolve_compute
 from snaketune.engine.model.forward import without_dropout
-from snaketune.engine.model.logprobs import all_pair_logprobs
 from snaketune.engine.model.packing_support import choose_kernel
 from snaketune.engine.model.selftest import self_test
 from snaketune.engine.packing.rows import PackedRows
+from snaketune.engine.pair_logps import reference_logps
 from snaketune.engine.preference_settings import NEEDS, PreferenceSettings
 from snaketune.engine.sft import SftTrainer
+from snaketune.engine.throughput import LogCallback
 from snaketune.errors import SnaketuneError
 
 PACKED = "rows are packed already: see pack_conversations and pack_pairs"
@@ -44,7 +46,14 @@ REFUSED = {
     "fp16": "float16 isn't supported; use bf16, or neither",
     "torch_compile": "use options=Options(compile=True), which compiles layers without recompiling for each batch",
     "label_smoothing_factor": "it isn't part of these losses",
-    "load_best_model_at_end": "use options and snapshots of your own, or snaketune's `keep: best`",
+    "load_best_model_at_end": "the weights of the last step are the result",
+    "metric_for_best_model": "the weights of the last step are the result",
+    "save_total_limit": "the newest checkpoint is kept",
+    "save_only_model": "checkpoints hold all that an exact resume needs",
+    "data_seed": "the order of rows is a function of the seed",
+    "eval_delay": "held-out rows are measured from the start",
+    "eval_on_start": "held-out rows are measured from the start",
+    "include_num_input_tokens_seen": "tokens are counted in every log line",
     "push_to_hub": "call model.push_to_hub after the training",
     "train_sampling_strategy": "the order of rows is a function of the seed",
     "max_steps": "use num_train_epochs",
@@ -86,8 +95,26 @@ def _check_arguments(args: TrainingArguments) -> None:
         # TRL resolves some defaults to None.
         if getattr(args, field.name) not in (default, None):
             raise SnaketuneError(
-                f"args.{field.name}: found {getattr(args, field.name)!r}, expected {default!r}, since {REFUSED[field.name]}"
+                f"args.{field.name}: found {getattr(args, field.name)!r}, which has no effect here: {REFUSED[field.name]}"
             )
+    for name, refused in (("save_strategy", "best"), ("lr_scheduler_type", "reduce_lr_on_plateau")):
+        if getattr(args, name) == refused:
+            raise SnaketuneError(f"args.{name}: found {refused!r}, which depends on evaluations; choose another")
+    if args.n_gpu > 1:
+        raise SnaketuneError(
+            f"{args.n_gpu} GPUs are visible to one process; start one per GPU (accelerate launch), or set CUDA_VISIBLE_DEVICES"
+        )
+    if (launched := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) != ("bf16" if args.bf16 else "no"):
+        raise SnaketuneError(
+            f"accelerate's mixed precision is {launched}, and args.bf16 is {args.bf16}; launch with --mixed_precision no"
+        )
+
+
+def _check_rows(name: str, rows: Any, *, pairs: bool) -> None:
+    function = "pack_pairs" if pairs else "pack_conversations"
+    if not isinstance(rows, PackedRows) or bool(rows.pairs) != pairs:
+        found = ("pairs" if rows.pairs else "conversations") if isinstance(rows, PackedRows) else type(rows).__name__
+        raise SnaketuneError(f"{name}: expected rows of {function}, found {found}")
 
 
 def _followed(args: TrainingArguments, steps_per_epoch: int) -> tuple[TrainingArguments, float | int | None]:
@@ -115,8 +142,12 @@ def _compute_of(args: TrainingArguments) -> Compute:
     return replace(compute, device=args.device, kernel=kernel)
 
 
-class _Prepared:
-    """A model on its device that has passed its self-test, and how it computes."""
+class _CheckedModel:
+    """A model on its device that has passed its self-test, and how it computes.
+
+    Args:
+        dropout: whether its dropout is active in training.
+    """
 
     def __init__(
         self,
@@ -127,6 +158,8 @@ class _Prepared:
         dropout: bool,
     ):
         compute = _compute_of(args)
+        if isinstance(model, PeftModel):
+            raise SnaketuneError("model: found one with adapters; merge them, or pass the model and peft_config")
         if isinstance(model, str):
             loading = dict(getattr(args, "model_init_kwargs", None) or {})
             loading.setdefault("trust_remote_code", getattr(args, "trust_remote_code", False))
@@ -136,7 +169,7 @@ class _Prepared:
         longest = max(packed.longest[0] for packed in rows)
         prefixes = any(packed.has_prefixes for packed in rows)
         compute = choose_kernel(compute, model.config, longest, prefixes=prefixes, dropout=dropout)
-        self.compute = self_test(model, list(rows), compute, training=dropout).compute
+        self.compute = self_test(model, list(rows), compute, training=True).compute
         self.model = model
 
     def add_adapters(self, peft_config: LoraConfig | None, args: TrainingArguments) -> None:
@@ -152,42 +185,75 @@ class _Prepared:
 
 
 def _options(args: TrainingArguments, options: Options | None, peft_config: LoraConfig | None) -> Options:
+    options = options or Options()
     return replace(
-        options or Options(),
-        offload=getattr(args, "activation_offloading", False),
-        neftune_noise_alpha=args.neftune_noise_alpha,
+        options,
+        offload=options.offload or getattr(args, "activation_offloading", False),
+        neftune_noise_alpha=args.neftune_noise_alpha or options.neftune_noise_alpha,
         eva=peft_config is not None and peft_config.init_lora_weights == "eva",
     )
 
 
 class _Standalone:
-    """What both trainers add: all that precedes the first step, and saving for transformers. A mixin, since both are the
-    engine's trainers, of which stages call these steps themselves: they look for checkpoints and describe the training.
-    """
+    """`train` and `save_model` for scripts, a mixin of both trainers. Stages call the same steps one by one
+    (`training.pipeline.fit`), and look for checkpoints and describe the training in between."""
 
-    def _measure(self, eval_dataset: PackedRows | None, interval: float | int | None) -> None:
-        if eval_dataset is not None and interval is not None:
+    trained = False
+
+    def _add_callbacks(
+        self, eval_dataset: PackedRows | None, interval: float | int | None, callbacks: list[TrainerCallback] | None
+    ) -> None:
+        """Add the measurements of held-out rows, and then the user's callbacks, which find checkpoints complete."""
+        if interval is not None and eval_dataset is None:
+            raise SnaketuneError("args.eval_strategy: it needs an eval_dataset, found None")
+        if interval is not None:
+            if why_not := why_not_measurable(self.model, self.compute.kernel, eval_dataset, None):
+                raise SnaketuneError(f"eval_dataset: it can't be measured while training: {why_not}")
             settings = HeldOutSettings(every=interval, rows=len(eval_dataset), samples=0)
             self.held_out = HeldOut(self, eval_dataset, settings, Path(self.args.output_dir) / "best")
             self.add_callback(self.held_out)
+        if self.args.disable_tqdm:
+            self.add_callback(LogCallback())
+        for callback in callbacks or ():
+            self.add_callback(callback)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **keywords: Any) -> Any:
-        if not resume_from_checkpoint:
+        """Train, once. Args: resume_from_checkpoint: a folder, or True for the newest complete one in `output_dir`, if any."""
+        if self.trained:
+            raise SnaketuneError("train: a trainer trains once; make another one from the trained model")
+        self.trained = True
+        folder = self._checkpoint_of(resume_from_checkpoint) if resume_from_checkpoint else None
+        if folder is None:
             self.initialize_adapters()
             self.check_start()
-        if not self.compiled:
-            self.compile()
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **keywords)
+        self.compile()
+        result = super().train(resume_from_checkpoint=folder and str(folder), **keywords)
+        # The moving average, if there is one.
+        self.use_final_weights()
+        return result
+
+    def _checkpoint_of(self, wanted: str | bool) -> Path | None:
+        if isinstance(wanted, bool):
+            found = sorted(complete_checkpoints(Path(self.args.output_dir)), key=step_of, reverse=True)
+            return next((folder for folder in found if damaged_file(folder) is None), None)
+        if (wrong := damaged_file(Path(wanted))) is not None:
+            raise SnaketuneError(f"resume_from_checkpoint: {wrong} is missing or damaged")
+        return Path(wanted)
+
+    def evaluate(self, *arguments: Any, **keywords: Any) -> dict[str, float]:
+        raise SnaketuneError(
+            "evaluate: pass eval_dataset and args.eval_strategy, by which it is measured while training"
+        )
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model, or its adapters, as transformers and peft read them; the Trainer's own calls write checkpoints."""
         if _internal_call:
             super().save_model(output_dir, _internal_call)
-            return
-        folder = output_dir or self.args.output_dir
-        self.accelerator.unwrap_model(self.model).save_pretrained(folder)
-        if self.processing_class is not None:
-            self.processing_class.save_pretrained(folder)
+        elif self.args.should_save:
+            folder = output_dir or self.args.output_dir
+            self.accelerator.unwrap_model(self.model).save_pretrained(folder)
+            if self.processing_class is not None:
+                self.processing_class.save_pretrained(folder)
 
 
 def _steps_per_epoch(args: TrainingArguments, rows: PackedRows) -> int:
@@ -222,24 +288,27 @@ class PackedSFTTrainer(_Standalone, SftTrainer):
         options: Options | None = None,
     ):
         _check_arguments(args)
+        _check_rows("train_dataset", train_dataset, pairs=False)
+        if eval_dataset is not None:
+            _check_rows("eval_dataset", eval_dataset, pairs=False)
         loss = getattr(args, "loss_type", "nll")
         if loss not in ("nll", "chunked_nll", "dft"):
             raise SnaketuneError(f"args.loss_type: found {loss!r}, expected nll or dft")
         set_seed(args.seed)
-        prepared = _Prepared(model, args, [train_dataset], peft_config, dropout=True)
-        prepared.add_adapters(peft_config, args)
+        rows = [train_dataset] if eval_dataset is None else [train_dataset, eval_dataset]
+        checked = _CheckedModel(model, args, rows, peft_config, dropout=True)
+        checked.add_adapters(peft_config, args)
         followed, interval = _followed(args, _steps_per_epoch(args, train_dataset))
         super().__init__(
-            model=prepared.model,
+            model=checked.model,
             args=followed,
             train_dataset=train_dataset,
-            compute=prepared.compute,
+            compute=checked.compute,
             options=_options(args, options, peft_config),
             loss="dft" if loss == "dft" else "nll",
             processing_class=processing_class,
-            callbacks=callbacks,
         )
-        self._measure(eval_dataset, interval)
+        self._add_callbacks(eval_dataset, interval, callbacks)
 
 
 class PackedDPOTrainer(_Standalone, DpoTrainer):
@@ -271,35 +340,51 @@ class PackedDPOTrainer(_Standalone, DpoTrainer):
         if args is None or train_dataset is None:
             raise SnaketuneError("args and train_dataset: expected a DPOConfig and rows of pack_pairs, found None")
         _check_arguments(args)
-        settings = preference_settings(args, external_reference=ref_model is not None)
+        _check_rows("train_dataset", train_dataset, pairs=True)
+        if eval_dataset is not None:
+            _check_rows("eval_dataset", eval_dataset, pairs=True)
+        settings = settings_of(args, external_reference=ref_model is not None)
         set_seed(args.seed)
-        rows = [packed for packed in (train_dataset, eval_dataset) if packed is not None]
-        prepared = _Prepared(model, args, rows, peft_config, dropout=False)
+        rows = [train_dataset] if eval_dataset is None else [train_dataset, eval_dataset]
+        checked = _CheckedModel(model, args, rows, peft_config, dropout=False)
         if settings.needs_reference:
-            reference = prepared if ref_model is None else _Prepared(ref_model, args, rows, peft_config, dropout=False)
-            for packed in rows:
-                logps, _ = all_pair_logprobs(reference.model, packed, reference.compute, "reference")
-                packed.documents.values["reference"][:] = logps.numpy().astype(np.float32)
+            reference = (
+                checked if ref_model is None else _CheckedModel(ref_model, args, rows, peft_config, dropout=False)
+            )
+            rows = [_with_reference(packed, reference, settings) for packed in rows]
             del reference
-        # Off for good: policy and reference are compared. Adapters that are added now keep theirs.
-        self.dropout_off = ExitStack()
-        self.dropout_off.enter_context(without_dropout(prepared.model))
-        prepared.add_adapters(peft_config, args)
+        # While it is trained: policy and reference are compared. Adapters that are added now keep theirs.
+        self.base, self.dropout_off = checked.model, ExitStack()
+        self.dropout_off.enter_context(without_dropout(self.base))
+        checked.add_adapters(peft_config, args)
         followed, interval = _followed(args, _steps_per_epoch(args, train_dataset))
         super().__init__(
-            model=prepared.model.train(),
+            model=checked.model.train(),
             args=followed,
-            train_dataset=train_dataset,
-            compute=prepared.compute,
+            train_dataset=rows[0],
+            compute=checked.compute,
             options=_options(args, options, peft_config),
             settings=settings,
             processing_class=processing_class,
-            callbacks=callbacks,
         )
-        self._measure(eval_dataset, interval)
+        self._add_callbacks(rows[1] if eval_dataset is not None else None, interval, callbacks)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        # Its config has the model's dropout.
+        self.dropout_off.close()
+        super().save_model(output_dir, _internal_call)
+        self.dropout_off.enter_context(without_dropout(self.base))
 
 
-def preference_settings(args: TrainingArguments, external_reference: bool = False) -> PreferenceSettings:
+def _with_reference(rows: PackedRows, reference: _CheckedModel, settings: PreferenceSettings) -> PackedRows:
+    """The rows with reference log-probabilities of their pairs; those that are passed stay as they are."""
+    logps = reference_logps(reference.model, rows, reference.compute, settings.ld_alpha)
+    rows = copy.copy(rows)
+    rows.documents = replace(rows.documents, values={**rows.documents.values, "reference": logps})
+    return rows
+
+
+def settings_of(args: TrainingArguments, external_reference: bool = False) -> PreferenceSettings:
     """The losses that a DPOConfig asks for; SnaketuneError if one isn't known."""
     names = getattr(args, "loss_type", ["sigmoid"])
     names = [names] if isinstance(names, str) else list(names)
@@ -313,4 +398,11 @@ def preference_settings(args: TrainingArguments, external_reference: bool = Fals
     values = {name: getattr(args, name) for name in read}
     values |= {"ld_alpha": None} if values.get("ld_alpha") == 1 else {}
     ordered = {name: given[name] for name in NEEDS if name in given}
-    return PreferenceSettings(weights=ordered, external_reference=external_reference, **values)
+    settings = PreferenceSettings(weights=ordered, external_reference=external_reference, **values)
+    if "exo_pair" in given and not settings.label_smoothing:
+        raise SnaketuneError("args.label_smoothing: exo_pair is infinite without it; its authors use 0.001")
+    if settings.f_divergence_type != "reverse_kl" and not all(NEEDS[name].diverges for name in given):
+        raise SnaketuneError(
+            f"args.f_divergence_type: found {settings.f_divergence_type!r}, undefined for these losses"
+        )
+    return settings

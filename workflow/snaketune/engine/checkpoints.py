@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from accelerate import PartialState
 from torch.distributed.tensor import DTensor
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from snaketune.engine.fsdp import local
 from snaketune.engine.tensor_files import Kind, StoredTensors, write
@@ -30,41 +31,48 @@ NUMERICS = "computed_as.json"
 UNLOGGED = "unlogged.json"
 
 
+def complete_checkpoints(folder: Path) -> list[Path]:
+    return [path.parent for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*/{COMPLETE}")]
+
+
+def damaged_file(checkpoint: Path) -> Path | None:
+    """The first file of a checkpoint that is missing or damaged; None if it is complete."""
+    try:
+        digests = sorted(json.loads((checkpoint / COMPLETE).read_text(encoding="utf-8")).items())
+    except (OSError, ValueError, AttributeError):
+        return checkpoint / COMPLETE
+    files = ((checkpoint / name, digest) for name, digest in digests)
+    return next((file for file, digest in files if not file.is_file() or digest_file(file) != digest), None)
+
+
 def remove_incomplete(folder: Path) -> None:
     """Remove checkpoints of a killed save, and damaged ones, which would otherwise be resumed from unnoticed."""
-    for checkpoint in folder.glob("checkpoint-*"):
-        if (checkpoint / COMPLETE).is_file():
-            try:
-                digests = sorted(json.loads((checkpoint / COMPLETE).read_text(encoding="utf-8")).items())
-            except (ValueError, AttributeError):
-                digests = [(COMPLETE, None)]
-            files = ((checkpoint / name, digest) for name, digest in digests)
-            wrong = next((file for file, digest in files if not file.is_file() or digest_file(file) != digest), None)
-            if wrong is None:
-                continue
+    for checkpoint in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        if (wrong := damaged_file(checkpoint)) is None:
+            continue
+        if wrong.name != COMPLETE or wrong.is_file():
             print(f"{wrong} is missing or damaged; the checkpoint is removed", flush=True)
         shutil.rmtree(checkpoint)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
     """The newest complete checkpoint, or None."""
-    complete = (path for path in folder.glob("checkpoint-*") if (path / COMPLETE).is_file())
-    return max(complete, key=step_of, default=None)
+    return max(complete_checkpoints(folder), key=step_of, default=None)
 
 
 def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rsplit("-", 1)[1])
 
 
-def mark_complete(folder: Path, check_held: Callable[[], None]) -> None:
+def mark_complete(folder: Path, check_lock: Callable[[], None]) -> None:
     """Write the `complete` file of a checkpoint once all its other files are on disk; called by the main process. Args:
-    check_held: raises if another process has taken over the work folder."""
+    check_lock: raises if another process has taken over the work folder."""
     set_modes(folder, linked=WRITABLE)
     sync_folder(folder)
     # Digests, so that a checkpoint that the disk has damaged is never resumed from.
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     digests = {path.relative_to(folder).as_posix(): digest_file(path) for path in files}
-    check_held()
+    check_lock()
     write_json(folder / COMPLETE, digests)
     sync_names(folder.parent)
 

@@ -1,8 +1,7 @@
 """What every training adds to a Trainer: exact checkpoints, a fixed order of rows, prefetch, throughput, held-out rows.
 
-The Trainer's loop, schedule, precision and distribution are used as they are. This is a mixin, the only one, since it serves
-two Trainers: transformers', of `engine.trainer`, and TRL's SFTTrainer for rows that aren't packed. Its parts have modules of
-their own.
+The Trainer's loop, schedule, precision and distribution are used as they are. This is a mixin since it serves two Trainers:
+transformers', of `engine.trainer`, and TRL's SFTTrainer for rows that aren't packed. Its parts have modules of their own.
 
     checkpoint-40/
         complete                      digests of all other files; written last
@@ -12,6 +11,10 @@ their own.
         trainer_state.json            step, and the log so far
         unlogged.json                 loss and tokens of the steps since the last log line
         computed_as.json              data types and kernels
+        dpo_metrics.json              of preference trainings: metrics of the monitor's window and since the last log line
+
+A resume restores weights and what isn't logged yet, then the Trainer's state, the schedule, the optimizer, the epoch's order of
+rows, of which those that were seen are skipped, and last the random states, once the first step's batches are made.
 """
 
 import json
@@ -37,6 +40,7 @@ from snaketune.engine.checkpoints import (
     UNLOGGED,
     WEIGHTS,
     add_numerics,
+    complete_checkpoints,
     diverged,
     first_not_finite,
     load_weights,
@@ -75,7 +79,7 @@ class Options:
         eva: whether adapters begin with the main directions of their layers' inputs, see `engine.eva`.
         ema: decay of the moving average of the weights; None for none.
         launch, zero_stage: how processes share the model: `ddp`, `fsdp` or `deepspeed`; checked once the model is prepared.
-        check_held: raises if another process has taken over the folder of the checkpoints.
+        check_lock: raises if another process has taken over the folder of the checkpoints.
     """
 
     compile: Literal["auto"] | bool = False
@@ -87,11 +91,11 @@ class Options:
     ema: float | None = None
     launch: str = "ddp"
     zero_stage: int | None = None
-    check_held: Callable[[], None] = field(default=_nothing)
+    check_lock: Callable[[], None] = field(default=_nothing)
 
 
 class TrainingFeatures(TrainerCallback):
-    """Mixin for a Trainer, and the first of its callbacks, so that the others find a checkpoint complete when it is saved."""
+    """Mixin for a Trainer, and a callback of it: those that are added later find a checkpoint complete when it is saved."""
 
     # What is trained, and how.
     rows: Any
@@ -261,8 +265,8 @@ class TrainingFeatures(TrainerCallback):
             self.held_out.after_step()
         return {}
 
-    def use_best(self) -> dict[str, Any]:
-        """Load the weights that are kept or averaged, after the last step; return facts for the manifest."""
+    def use_final_weights(self) -> dict[str, Any]:
+        """Load the weights that are kept, or their average, after the last step; return facts for the manifest."""
         if self.held_out and self.held_out.settings.keep_best:
             return self.held_out.use_best()
         if self.average:
@@ -309,7 +313,7 @@ class TrainingFeatures(TrainerCallback):
     # Checkpoints: what is saved.
 
     def _save_checkpoint(self, model, trial):
-        self.options.check_held()
+        self.options.check_lock()
         self.meter.stop()
         unlogged = [[float(self.unlogged_loss), *self.meter.unlogged()]]
         if self.gather_processes:
@@ -350,10 +354,10 @@ class TrainingFeatures(TrainerCallback):
         if not state.is_world_process_zero:
             return
         # Another process that has taken over the folder may write its checkpoints there.
-        folder, check_held = Path(args.output_dir), self.options.check_held
-        mark_complete(folder / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}", check_held)
-        check_held()
-        for other in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        folder, check_lock = Path(args.output_dir), self.options.check_lock
+        mark_complete(folder / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}", check_lock)
+        check_lock()
+        for other in complete_checkpoints(folder):
             if step_of(other) < state.global_step:
                 shutil.rmtree(other)
 

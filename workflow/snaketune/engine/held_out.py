@@ -85,7 +85,7 @@ class HeldOut(TrainerCallback):
             self.measure(interruptible=False)
 
     def on_step_end(self, args, state, control, **_):
-        control.should_evaluate = state.global_step in self.schedule.steps
+        control.should_evaluate |= state.global_step in self.schedule.steps
         # A measurement may end the training, or be preempted.
         control.should_log |= control.should_evaluate
 
@@ -170,8 +170,8 @@ class HeldOut(TrainerCallback):
 
     def _save_best(self, folder: Path) -> None:
         trainer, is_main = self.trainer, self.trainer.args.should_save
-        check_held = trainer.options.check_held
-        check_held()
+        check_lock = trainer.options.check_lock
+        check_lock()
         if is_main:
             remove_other_best(self.folder, self.kept_at_checkpoint)
             folder.mkdir(parents=True)
@@ -179,7 +179,7 @@ class HeldOut(TrainerCallback):
         write(folder, WEIGHTS, trainer.finite_tensors(keep=is_main), is_main)
         trainer.accelerator.wait_for_everyone()
         if is_main:
-            mark_complete(folder, check_held)
+            mark_complete(folder, check_lock)
 
     def use_best(self) -> dict[str, Any]:
         """Load the weights of the best measurement, after the last step; return facts for the manifest."""

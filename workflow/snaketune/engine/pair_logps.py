@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
-from snaketune.engine.model.logprobs import completion_logprobs, token_losses
+from snaketune.engine.model.devices import Compute
+from snaketune.engine.model.logprobs import completion_logprobs, losses_by_batch, token_losses
+from snaketune.engine.packing.rows import PackedRows
 from snaketune.engine.preference_settings import PreferenceSettings
 
 
@@ -48,22 +51,35 @@ def pair_logps(model: torch.nn.Module, batch: dict[str, Any], settings: Preferen
     """Log-probabilities of the pairs of a batch from `DpoTrainer.collate`, in the order of rows and of pairs within a row."""
     losses_N = token_losses(model, batch)
     sums_C, counts_C = completion_logprobs(losses_N, batch)
-    counts_P2, nll_P = counts_C.reshape(-1, 2), -sums_C[::2]
+    nll_P = -sums_C[::2]
     with_prompt_P = torch.zeros_like(nll_P)
     if "sequence_members" in batch:
         sequence_losses = losses_N.index_select(0, batch["sequence_members"])
         with_prompt_P = with_prompt_P.index_add(0, batch["sequence_pairs"], sequence_losses)
-    if settings.ld_alpha is not None:
-        weights_M = tail_weights(batch["member_completions"], counts_P2, settings.ld_alpha)
-        member_losses_M = losses_N.index_select(0, batch["members"])
-        sums_C = torch.zeros_like(sums_C).index_add(0, batch["member_completions"], -weights_M * member_losses_M)
     return PairLogps(
-        logps_P2=sums_C.reshape(-1, 2),
+        logps_P2=completion_sums(losses_N, batch, settings.ld_alpha).reshape(-1, 2),
         reference_P2=batch["reference"],
-        counts_P2=counts_P2,
+        counts_P2=counts_C.reshape(-1, 2),
         nll_P2=torch.stack([nll_P, with_prompt_P], dim=1),
         desirable_P=batch.get("desirable"),
     )
+
+
+def completion_sums(losses_N: torch.Tensor, batch: dict[str, Any], ld_alpha: float | None) -> torch.Tensor:
+    """Summed log-probabilities of the completions, float32[C], whose tokens are weighted if `ld_alpha` is set."""
+    sums_C, counts_C = completion_logprobs(losses_N, batch)
+    if ld_alpha is None:
+        return sums_C
+    weights_M = tail_weights(batch["member_completions"], counts_C.reshape(-1, 2), ld_alpha)
+    member_losses_M = losses_N.index_select(0, batch["members"])
+    return torch.zeros_like(sums_C).index_add(0, batch["member_completions"], -weights_M * member_losses_M)
+
+
+def reference_logps(model: torch.nn.Module, rows: PackedRows, compute: Compute, ld_alpha: float | None) -> np.ndarray:
+    """Reference log-probabilities of all pairs in the order of the rows, float32[P, 2], chosen first."""
+    batches = losses_by_batch(model, rows, compute, "reference")
+    sums = [completion_sums(losses_N, batch, ld_alpha).cpu() for batch, losses_N in batches]
+    return torch.cat(sums).reshape(-1, 2).numpy()
 
 
 def tail_weights(completion_M: torch.Tensor, counts_P2: torch.Tensor, alpha: float) -> torch.Tensor:

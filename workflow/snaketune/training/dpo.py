@@ -1,8 +1,8 @@
 """The `dpo` stage: preference optimization on packed pairs, in worker processes.
 
 The prompt of a pair is computed once for both completions. Reference log-probabilities, if the loss needs them, are read from
-their artifact, so no reference model is in memory. `dpo_loss` defines the loss of an optimizer step;
-`dpo_trainer` trains.
+their artifact, so no reference model is in memory. `engine.preference_losses` defines the loss of a step,
+`engine.dpo` trains.
 """
 
 from collections.abc import Sequence

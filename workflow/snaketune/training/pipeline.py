@@ -140,7 +140,7 @@ def make_trainer(training: PreparedTraining, model: torch.nn.Module, compute: Co
         ema=average and average.ema,
         launch=operation.launch,
         zero_stage=operation.zero_stage,
-        check_held=run.work.check_held,
+        check_lock=run.work.check_held,
     )
     loss = {"settings": spec.settings} if isinstance(spec, DpoSpec) else {"loss": spec.loss}
     return training.trainer_class(
@@ -233,7 +233,7 @@ def train(training: PreparedTraining) -> Outcome:
         took = time.monotonic() - started
         concluded, held_out = trainer.conclusions(), trainer.held_out
         measured = held_out.about(took) if held_out else {}
-        kept = trainer.use_best()
+        kept = trainer.use_final_weights()
     try:
         dtypes = save_trained(trainer, training)
     except Exception as error:

@@ -7,6 +7,7 @@ Texts are tokenized as TRL does it: the chat template for messages, an end-of-se
 begins where its tokens first differ from the prompt's.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -80,6 +81,8 @@ def pack_pairs(
     Raises:
         SnaketuneError: a row lacks a column, or no row can be packed.
     """
+    if overflow not in ("drop", "truncate", "raise"):
+        raise SnaketuneError(f"overflow: found {overflow!r}, expected drop, truncate or raise")
     sequences, runs = [], []
     columns: dict[str, list[Any]] = {"prompt": [], "chosen": [], "common": [], "prompt_hash": [], "supervised": []}
     for number, row in enumerate(dataset):
@@ -204,6 +207,8 @@ def _conversation(
         ids = _ids(row["input_ids"])
         labels = row.get("labels")
         return ids, np.ones(len(ids), bool) if labels is None else _ids(labels) != IGNORED
+    if tokenizer is None:
+        raise SnaketuneError(f"row {number}: its texts need a tokenizer; rows of input_ids don't")
     if row.get("prompt") is not None and row.get("completion") is not None:
         prompt, whole = _continued(row["prompt"], row["completion"], tokenizer, row)
         return whole, np.arange(len(whole)) >= common_start(prompt, whole)
@@ -227,6 +232,10 @@ def _pair(row: Mapping[str, Any], number: int, tokenizer: Tokenizer) -> tuple[np
         return tuple(_ids(row[name]) for name in names)
     if any(row.get(name) is None for name in ("prompt", "chosen", "rejected")):
         raise _missing(number, row, "prompt, chosen and rejected, or prompt_ids, chosen_ids and rejected_ids")
+    if tokenizer is None:
+        raise SnaketuneError(
+            f"row {number}: its texts need a tokenizer; rows of prompt_ids, chosen_ids and rejected_ids don't"
+        )
     prompt, chosen = _continued(row["prompt"], row["chosen"], tokenizer, row)
     _, rejected = _continued(row["prompt"], row["rejected"], tokenizer, row)
     shared = min(common_start(prompt, chosen), common_start(prompt, rejected))
@@ -251,4 +260,6 @@ def _ended(text: str, tokenizer: Tokenizer) -> str:
 
 
 def _variables(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {"tools": row.get("tools"), **(row.get("chat_template_kwargs") or {})}
+    tools = row.get("tools")
+    tools = json.loads(tools) if isinstance(tools, str) and tools else tools or None
+    return {"tools": tools, **(row.get("chat_template_kwargs") or {})}
