@@ -393,15 +393,15 @@ def settings_of(args: TrainingArguments, external_reference: bool = False) -> Pr
         if name not in NEEDS or NEEDS[name].unpaired:
             known = ", ".join(loss for loss, needs in NEEDS.items() if not needs.unpaired)
             raise SnaketuneError(f"args.loss_type: found {name!r}, expected one or several of {known}")
-    given = dict(zip(names, weights, strict=True))
+    weight_of = dict(zip(names, weights, strict=True))
     read = {field.name for field in fields(PreferenceSettings)} & {field.name for field in fields(args)}
     values = {name: getattr(args, name) for name in read}
     values |= {"ld_alpha": None} if values.get("ld_alpha") == 1 else {}
-    ordered = {name: given[name] for name in NEEDS if name in given}
+    ordered = {name: weight_of[name] for name in NEEDS if name in weight_of}
     settings = PreferenceSettings(weights=ordered, external_reference=external_reference, **values)
-    if "exo_pair" in given and not settings.label_smoothing:
+    if "exo_pair" in weight_of and not settings.label_smoothing:
         raise SnaketuneError("args.label_smoothing: exo_pair is infinite without it; its authors use 0.001")
-    if settings.f_divergence_type != "reverse_kl" and not all(NEEDS[name].diverges for name in given):
+    if settings.f_divergence_type != "reverse_kl" and not all(NEEDS[name].diverges for name in weight_of):
         raise SnaketuneError(
             f"args.f_divergence_type: found {settings.f_divergence_type!r}, undefined for these losses"
         )

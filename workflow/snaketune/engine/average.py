@@ -25,15 +25,15 @@ class AveragedWeights(TrainerCallback):
     """
 
     def __init__(self, model: torch.nn.Module, decay: float):
-        self.parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.update, self.tensors = get_ema_multi_avg_fn(decay), {}
 
     @torch.no_grad()
     def on_step_end(self, args, state, control, **_):
         if self.tensors:
-            self.update([*self.tensors.values()], [one.detach() for one in self.parameters.values()], None)
+            self.update([*self.tensors.values()], [parameter.detach() for parameter in self.parameters.values()], None)
         else:
-            self.tensors = {name: one.detach().clone() for name, one in self.parameters.items()}
+            self.tensors = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
 
     @torch.no_grad()
     def swap(self) -> None:
@@ -59,6 +59,6 @@ class AveragedWeights(TrainerCallback):
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         """Read the average from a checkpoint."""
-        stored: dict[str, Any] = {name: torch.empty_like(one) for name, one in self.parameters.items()}
+        stored: dict[str, Any] = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()}
         StoredTensors(folder, AVERAGE).read(stored)
         self.tensors = stored

@@ -163,8 +163,10 @@ def _describe(dtype: torch.dtype, shape: torch.Size) -> str:
 
 def first_not_finite(tensors: dict[str, torch.Tensor]) -> str | None:
     """The name of the first tensor that isn't finite, or None; the same in all processes, which check their own shards."""
-    own = map(local, tensors.values())
-    infinite = (index for index, tensor in enumerate(own) if tensor.is_floating_point() and not tensor.isfinite().all())
+    shards = map(local, tensors.values())
+    infinite = (
+        index for index, tensor in enumerate(shards) if tensor.is_floating_point() and not tensor.isfinite().all()
+    )
     first = next(infinite, len(tensors))
     if any(isinstance(tensor, DTensor) for tensor in tensors.values()):
         lowest = torch.tensor(first, device=PartialState().device)

@@ -107,9 +107,9 @@ class DpoTrainer(PackedTrainer):
             for batch in self.step_batches:
                 with self.compute_loss_context_manager():
                     step_pairs.append(pair_logps(model, self._prepare_inputs(batch), self.settings))
-        all_PK, first = self._gather_rows(torch.cat([_as_rows(pairs) for pairs in step_pairs]))
-        every = _from_rows(all_PK, labelled=step_pairs[0].desirable_P is not None)
-        loss, derivative_PF = derivatives(every, self.settings, totals)
+        all_PK, first = self._gather_pairs(torch.cat([_as_matrix(pairs) for pairs in step_pairs]))
+        gathered_pairs = _from_matrix(all_PK, labelled=step_pairs[0].desirable_P is not None)
+        loss, derivative_PF = derivatives(gathered_pairs, self.settings, totals)
         for batch, pairs in zip(self.step_batches, step_pairs, strict=True):
             stop = first + len(pairs.counts_P2)
             batch["derivatives"] = derivative_PF[first:stop]
@@ -156,21 +156,21 @@ class DpoTrainer(PackedTrainer):
         super().log(logs, *arguments, **keywords)
 
     def held_out_metrics(self, batches):
-        own, sources, totals = [], [], torch.zeros(3, dtype=torch.int64)
+        blocks, sources, totals = [], [], torch.zeros(3, dtype=torch.int64)
         for batch in batches:
-            own.append(_as_rows(pair_logps(self.model_wrapped, batch, self.settings)))
+            blocks.append(_as_matrix(pair_logps(self.model_wrapped, batch, self.settings)))
             sources.append(batch["source"][:, None].float())
             totals += torch.tensor(batch["items"])
-        all_PK, _ = self._gather_rows(torch.cat([torch.cat(own), torch.cat(sources)], dim=1))
+        all_PK, _ = self._gather_pairs(torch.cat([torch.cat(blocks), torch.cat(sources)], dim=1))
         if self.args.world_size > 1:
             totals = self.accelerator.gather(totals[None].to(self.args.device)).sum(0)
-        pairs = _from_rows(all_PK[:, :-1], labelled=self.rows.unpaired)
+        pairs = _from_matrix(all_PK[:, :-1], labelled=self.rows.unpaired)
         loss = loss_of(pairs, self.settings, totals.to(self.args.device))
-        of_sources = batch_sums(pairs, self.settings, all_PK[:, -1].long(), self.held_out.rows.sources).tolist()
-        sums = [dict(zip(SUMS, row)) for row in of_sources]
+        sums_by_source = batch_sums(pairs, self.settings, all_PK[:, -1].long(), self.held_out.rows.sources).tolist()
+        sums = [dict(zip(SUMS, row)) for row in sums_by_source]
         return {"loss": float(loss)} | means(add_steps(sums), self.settings) | by_source([sums], self.settings)
 
-    def _gather_rows(self, rows_PK: torch.Tensor) -> tuple[torch.Tensor, int]:
+    def _gather_pairs(self, rows_PK: torch.Tensor) -> tuple[torch.Tensor, int]:
         """The rows of all processes in the order of their ranks, and the index of this process' first row."""
         if self.args.world_size == 1:
             return rows_PK, 0
@@ -218,14 +218,14 @@ class DpoTrainer(PackedTrainer):
         self.unlogged = stored["unlogged"]
 
 
-def _as_rows(pairs: PairLogps) -> torch.Tensor:
+def _as_matrix(pairs: PairLogps) -> torch.Tensor:
     """Pairs as float32[P, K], the form in which processes exchange them; token counts below 2^24 are exact."""
     desirable = [] if pairs.desirable_P is None else [pairs.desirable_P[:, None]]
     columns = (pairs.features_PF, pairs.reference_P2, pairs.counts_P2, *desirable)
     return torch.cat([column.float() for column in columns], dim=1)
 
 
-def _from_rows(rows_PK: torch.Tensor, labelled: bool) -> PairLogps:
+def _from_matrix(rows_PK: torch.Tensor, labelled: bool) -> PairLogps:
     return PairLogps(
         logps_P2=rows_PK[:, :2],
         nll_P2=rows_PK[:, 2:4],

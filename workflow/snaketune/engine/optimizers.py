@@ -43,11 +43,15 @@ class MuonWithAdamW(Optimizer):
         """Args: decays: names of the parameters with weight decay; matrices have it in any case."""
         ends = (model.get_input_embeddings(), model.get_output_embeddings())
         embeddings = {parameter for layer in ends if layer is not None for parameter in layer.parameters()}
-        trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
-        matrices = [one for one in trained.values() if one.dim() == 2 and one not in embeddings]
-        others = {name: one for name, one in trained.items() if not any(one is matrix for matrix in matrices)}
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        matrices = [parameter for parameter in trained.values() if parameter.dim() == 2 and parameter not in embeddings]
+        others = {
+            name: parameter
+            for name, parameter in trained.items()
+            if not any(parameter is matrix for matrix in matrices)
+        }
         decayed, rest = (
-            [one for name, one in others.items() if (name in decays) == chosen] for chosen in (True, False)
+            [parameter for name, parameter in others.items() if (name in decays) == chosen] for chosen in (True, False)
         )
         adamw = [{"params": decayed, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
         adamw = [group for group in adamw if group["params"]]

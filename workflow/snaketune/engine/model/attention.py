@@ -75,8 +75,10 @@ def attend(
         raise Unpackable(f"{layer} makes its own attention_mask, which packed rows don't support")
     if not others.get("is_causal", True) or not getattr(module, "is_causal", True):
         raise Unpackable(f"{layer} isn't causal (is_causal): tokens attend to later ones")
-    given = (name for name, value in others.items() if value is not None and value is not False)
-    if unknown := sorted(name for name in given if name not in IGNORED_ARGUMENTS and not name.startswith("output_")):
+    other_arguments = (name for name, value in others.items() if value is not None and value is not False)
+    if unknown := sorted(
+        name for name in other_arguments if name not in IGNORED_ARGUMENTS and not name.startswith("output_")
+    ):
         raise Unpackable(f"{layer} needs {', '.join(unknown)}, which no kernel here supports")
     # A window longer than every segment has no effect.
     window = sliding_window if sliding_window and segments.longest > sliding_window else None

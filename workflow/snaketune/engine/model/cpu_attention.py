@@ -123,7 +123,7 @@ class _BlockAttention(torch.autograd.Function):
         gradients = [torch.empty_like(tensor.transpose(1, 2)).transpose(1, 2) for tensor in tensors]
         grad_1HTD, out_1HTD = grad_1THD.transpose(1, 2), out_1THD.transpose(1, 2)
         for block in ctx.blocks:
-            grad, out, sums = (one[:, :, block.start : block.stop] for one in (grad_1HTD, out_1HTD, sums_1HT))
+            grad, out, sums = (tensor[:, :, block.start : block.stop] for tensor in (grad_1HTD, out_1HTD, sums_1HT))
             parts = _flash_backward(grad, *_slices(block, *tensors), out, sums, 0.0, block.causal, scale=ctx.scaling)
             for total, part in zip(_slices(block, *gradients), parts, strict=True):
                 # Every token is a query and a key of exactly one causal block, and causal blocks are first.

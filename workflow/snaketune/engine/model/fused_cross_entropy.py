@@ -197,14 +197,14 @@ def _rows_per_chunk(weight_VH: torch.Tensor, passes: Passes, trained: bool) -> i
     return max(rows - rows % ROWS, MIN_CHUNK_ROWS)
 
 
-def _add_matmul(total: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> None:
+def _add_matmul(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
     """Add a matmul to `total` in place; on a GPU, 16-bit factors are accumulated into a float32 total within the matmul."""
-    if total.dtype == one.dtype:
-        total.addmm_(one, other)
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
     elif total.is_cuda:
-        torch.addmm(total, one, other, out_dtype=total.dtype, out=total)
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
-        total += one @ other
+        total += left @ right
 
 
 class SummedLosses(torch.autograd.Function):

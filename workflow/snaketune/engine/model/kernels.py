@@ -241,11 +241,11 @@ def _gradient_error(device: torch.device, dtype: torch.dtype) -> float:
     backward reads.
     """
     rows, generator = layout([[150, 42]], [[0, 0]], row_lengths=[192]), torch.Generator().manual_seed(0)
-    made = [torch.randn(1, heads, rows.tokens, 64, generator=generator).to(device, dtype) for heads in (4, 2, 2, 4)]
+    tensors = [torch.randn(1, heads, rows.tokens, 64, generator=generator).to(device, dtype) for heads in (4, 2, 2, 4)]
     sinks_H = torch.linspace(-1.0, 4.0, 4, device=device)
 
     def gradients(kernel: str, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        *inputs, grad = (tensor.to(dtype) for tensor in made)
+        *inputs, grad = (tensor.to(dtype) for tensor in tensors)
         trained = [tensor.detach().clone().requires_grad_() for tensor in (*inputs, sinks_H)]
         options = AttentionOptions(window=37, has_sinks=True, sinks_H=trained[-1])
         segments = segments_for(kernel, rows).to(device)
@@ -257,11 +257,13 @@ def _gradient_error(device: torch.device, dtype: torch.dtype) -> float:
 
     with torch.enable_grad(), torch.autocast(device.type, enabled=False):
         pairs = zip(gradients("varlen", dtype), gradients("dense", torch.float32), strict=True)
-        return max(((one.float() - other).norm() / other.norm()).item() for one, other in pairs)
+        return max(((actual.float() - expected).norm() / expected.norm()).item() for actual, expected in pairs)
 
 
-def _flash(function: Callable, query, key, value, segments: Segments, options: AttentionOptions, **own) -> torch.Tensor:
-    """Call flash-attn's `function`, of which both generations take these arguments; `own` are those of one of them."""
+def _flash(
+    function: Callable, query, key, value, segments: Segments, options: AttentionOptions, **limits
+) -> torch.Tensor:
+    """Call flash-attn's `function`, of which both generations take these arguments; `limits` are those of one of them."""
     query_THD, key_UKD, value_UKD = _varlen_inputs(query, key, value, segments)
     out = function(
         query_THD,
@@ -275,7 +277,7 @@ def _flash(function: Callable, query, key, value, segments: Segments, options: A
         causal=True,
         softcap=options.softcap or 0.0,
         deterministic=torch.are_deterministic_algorithms_enabled(),
-        **own,
+        **limits,
     )
     return (out[0] if isinstance(out, tuple) else out)[None, ..., : value.shape[-1]]
 
@@ -283,8 +285,8 @@ def _flash(function: Callable, query, key, value, segments: Segments, options: A
 def _flash_2(query, key, value, segments: Segments, options: AttentionOptions) -> torch.Tensor:
     from flash_attn import flash_attn_varlen_func
 
-    own = {"window_size": (options.window - 1 if options.window else -1, -1), "dropout_p": options.dropout}
-    return _flash(flash_attn_varlen_func, query, key, value, segments, options, **own)
+    limits = {"window_size": (options.window - 1 if options.window else -1, -1), "dropout_p": options.dropout}
+    return _flash(flash_attn_varlen_func, query, key, value, segments, options, **limits)
 
 
 def _flash_4(query, key, value, segments: Segments, options: AttentionOptions) -> torch.Tensor:

@@ -59,7 +59,7 @@ def all_pair_logprobs(
     """Return summed log-probabilities, float64[P, 2], and token counts, int64[P, 2], of all packed pairs, in row order."""
     pairs = [pair_logprobs(losses_N, batch) for batch, losses_N in losses_by_batch(model, rows, compute, what)]
     sums, counts = zip(*pairs)
-    return torch.cat([one.double().cpu() for one in sums]), torch.cat([one.cpu() for one in counts])
+    return torch.cat([block.double().cpu() for block in sums]), torch.cat([block.cpu() for block in counts])
 
 
 def losses_by_batch(model: torch.nn.Module, rows: PackedRows, compute: Compute, what: str):
@@ -112,9 +112,9 @@ def _forward(model: torch.nn.Module, rows: list[dict[str, Any]], compute: Comput
 def _filler() -> dict[str, Any]:
     """Return a row whose tokens are in no completion."""
     ids, none = np.zeros(LEAST_ROWS + 1, np.int32), np.empty(0, np.int32)
-    one = np.array([len(ids)], np.int32), np.zeros(1, np.int32), np.zeros(1, np.int32), none
+    segment = np.array([len(ids)], np.int32), np.zeros(1, np.int32), np.zeros(1, np.int32), none
     columns = ("segment_lengths", "prefix_lengths", "prefix_segments", "completions")
-    return {"input_ids": ids, "labels": ids} | dict(zip(columns, one))
+    return {"input_ids": ids, "labels": ids} | dict(zip(columns, segment))
 
 
 class AutoBatch:

@@ -115,9 +115,9 @@ def batch_dependent_rope(config: PretrainedConfig, kinds: Collection[str] = BATC
     text = config.get_text_config()
     parameters: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]
-    own = getattr(text, "original_max_position_embeddings", None)
+    original = getattr(text, "original_max_position_embeddings", None)
     lengths = [
-        rope.get("original_max_position_embeddings") or own or text.max_position_embeddings
+        rope.get("original_max_position_embeddings") or original or text.max_position_embeddings
         for rope in (parameters, *nested)
         if rope.get("rope_type") in kinds
     ]

@@ -19,7 +19,7 @@ def train_only(model: torch.nn.Module, pattern: str) -> None:
     >>> [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     ['1.weight', '1.bias']
     """
-    parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     names = list(parameters)
     matches = matching_names(pattern, names, "training.trainable", "name of a parameter", [*names[:2], *names[-1:]])
     for name in parameters.keys() - set(matches):

@@ -69,7 +69,7 @@ class RouterChoices(TorchFunctionMode):
     def _tied(self, scores_ME: torch.Tensor, chosen_MK: torch.Tensor, wanted_MK: torch.Tensor) -> torch.Tensor:
         """Return bool[M]: the tokens with another choice than wanted, of scores that are as good as equal."""
         known_M = (self._tokens_M >= 0) & (wanted_MK >= 0).all(1)
-        lowest_M, wanted_M = (scores_ME.gather(1, some.clamp(min=0)).amin(1) for some in (chosen_MK, wanted_MK))
+        lowest_M, wanted_M = (scores_ME.gather(1, experts.clamp(min=0)).amin(1) for experts in (chosen_MK, wanted_MK))
         finite = scores_ME[scores_ME.isfinite()]
         scale = finite.max() - finite.min() if len(finite) else 0.0
         differs_M = (chosen_MK.sort(1).values != wanted_MK.sort(1).values).any(1)

@@ -76,11 +76,11 @@ class Units:
         if len(self.offsets) == len(self.segments) + 1 and self.pairs is None:
             return replace(self, segments=self.segments.take(order), offsets=np.arange(len(order) + 1))
         at, offsets = gather(self.offsets[order], np.diff(self.offsets)[order])
-        taken = replace(self, segments=self.segments.take(at), offsets=offsets)
+        units = replace(self, segments=self.segments.take(at), offsets=offsets)
         if self.pairs is None:
-            return taken
+            return units
         at, offsets = gather(self.pair_offsets[order], np.diff(self.pair_offsets)[order])
-        return replace(taken, pairs=self.pairs[at], pair_offsets=offsets)
+        return replace(units, pairs=self.pairs[at], pair_offsets=offsets)
 
 
 @dataclass(frozen=True, kw_only=True)

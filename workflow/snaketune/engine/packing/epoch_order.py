@@ -37,17 +37,17 @@ def epoch_order(items: int, seed: int, epoch: int, *, weights: np.ndarray | None
         at = ((np.arange(rest) + random.random()) * items / rest).astype(np.int64)
         last, ranked = ranked[at], np.delete(ranked, at)
     dealt = _deal(ranked.reshape(batch, steps), weights)[random.permutation(steps)]
-    return np.concatenate([_balance_parts(some, weights).reshape(-1) for some in (dealt, last[None])])
+    return np.concatenate([_balance_parts(steps, weights).reshape(-1) for steps in (dealt, last[None])])
 
 
 def _deal(strata: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Deal one item of each stratum (int64[batch, steps], from heavy to light) to each step; return int64[steps, batch]."""
     dealt = np.empty_like(strata)
     total = np.zeros(strata.shape[1], np.int64)
-    for items, taken in zip(strata, dealt):
+    for items, dealt_step in zip(strata, dealt):
         # The step with the least weight so far gets the heaviest item.
-        taken[np.argsort(total, kind="stable")] = items
-        total += weights[taken]
+        dealt_step[np.argsort(total, kind="stable")] = items
+        total += weights[dealt_step]
     return dealt.T
 
 

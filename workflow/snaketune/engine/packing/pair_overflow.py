@@ -167,10 +167,10 @@ def _common_with_earlier(completions: PlannedPairs, tokens: CompletionTokens, di
     columns = (completions.sequence, completions.prompt, completions.first)
     ranges = list(zip(*(column.tolist() for column in columns)))
     # The last row precedes the first.
-    before: deque[bytes] = deque(tokens.key(*one) for one in ranges[-distance:])
+    before: deque[bytes] = deque(tokens.key(*completion) for completion in ranges[-distance:])
     common = []
-    for one in ranges:
-        before.append(tokens.key(*one))
+    for completion in ranges:
+        before.append(tokens.key(*completion))
         common.append(common_tokens(before.popleft(), before[-1]))
     return np.array(common, np.int32)
 

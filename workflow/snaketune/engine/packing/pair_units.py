@@ -46,8 +46,8 @@ def find_units(rows: PackedRows, numbers: Iterable[int], documents: Iterable[dic
     for row in numbers:
         pairs = iter(ids[row])
         for number, unit in enumerate(units_of(rows[row])):
-            own = tuple(next(pairs) for _ in range(len(unit["completions"]) // 2))
-            found.append(Unit(row, number, len(unit["input_ids"]), digest_unit(unit), own))
+            ids_of_unit = tuple(next(pairs) for _ in range(len(unit["completions"]) // 2))
+            found.append(Unit(row, number, len(unit["input_ids"]), digest_unit(unit), ids_of_unit))
     return found
 
 
@@ -104,10 +104,10 @@ def units_of(row: dict[str, Any]) -> list[dict[str, np.ndarray]]:
     pairs = np.append(before[begins], len(trees_P2))
     units = []
     for n in range(len(segments) - 1):
-        own = slice(segments[n], segments[n + 1])
+        segments_of_unit = slice(segments[n], segments[n + 1])
         unit = {name: row[name][tokens[n] : tokens[n + 1]] for name in TOKENS}
-        unit |= {name: row[name][own] for name in SEGMENTS}
-        unit["prefix_segments"] = row["prefix_segments"][own] - segments[n]
+        unit |= {name: row[name][segments_of_unit] for name in SEGMENTS}
+        unit["prefix_segments"] = row["prefix_segments"][segments_of_unit] - segments[n]
         unit["completions"] = completions_C[2 * pairs[n] : 2 * pairs[n + 1]] - segments[n]
         units.append(unit)
     return units

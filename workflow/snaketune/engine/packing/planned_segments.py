@@ -77,8 +77,8 @@ class SupervisedRuns:
         run, _ = gather(first, last - first)
         of = np.repeat(np.arange(len(sequence)), last - first)
         begin, end = np.maximum(self.values[2 * run], start[of]), np.minimum(self.values[2 * run + 1], stop[of])
-        some = begin < end
-        return of[some], begin[some], end[some], run[some]
+        overlaps = begin < end
+        return of[overlaps], begin[overlaps], end[overlaps], run[overlaps]
 
     def count(self, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
         """int32[K], the supervised tokens of each range."""
