@@ -10,7 +10,7 @@
 # make bench-gpu    the engine on a CUDA GPU: kernels checked, share of the peak, compared with TRL; within 9 minutes
 # make gpu-wheels   build/gpu-wheels: what make bench-gpu needs on a machine that has only torch and transformers
 # make bench-scale  the cost of planning 1,000 and 10,000 jobs
-# make docs   regenerates the tables of config/README.md, config/schema.json, docs/architecture.*, and with graphviz docs/rulegraph.svg
+# make docs   regenerates the tables of docs/config, config/schema.json, docs/architecture.*, and with graphviz docs/rulegraph.svg
 # make bench-doctor   whether the doctor names the cause of five deliberately misconfigured runs
 # make bench-vocabularies   ids and masks of real vocabularies compared with their own libraries; downloads 130 MB of packages
 # make families   packed training of every causal language model of transformers; writes docs/models.md

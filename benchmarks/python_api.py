@@ -3,9 +3,9 @@
     PYTHONPATH=workflow:. python -m benchmarks.python_api --model data/smollm2-135m
 
 Both sides load the model, tokenize, add the same adapters and train one epoch in float32: TRL with its default of 8 rows a
-step, the engine with one packed row, of some 14 to 24; each in a process of its own, in turn, medians. Rows: instructions with a
-preferred and a rejected answer (`data/raschka_instruct`); `trees` gives each prompt four pairs, as sampled answers do. Prints
-the table of docs/python.md.
+step, the engine with one packed row, of some 14 to 24; each in a process of its own, in turn, medians. Rows: instructions with
+a preferred and a rejected answer; `trees` gives each prompt four pairs, as sampled answers do. Prints the table of
+docs/python.md.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Generate config/schema.json, with which editors complete and check a config, and the tables of keys in config/README.md.
+"""Generate config/schema.json, with which editors complete and check a config, and the tables of keys in docs/config.
 
 A line `<!-- keys: Training -->` precedes the table of that model; `<!-- keys: Workflow reruns_on -->` selects the keys to show.
 
@@ -22,6 +22,7 @@ from snaketune.config.workflow import Workflow
 from snaketune.stages.table import STAGES
 
 CONFIG = Path(__file__).parents[1] / "config"
+PAGES = [CONFIG / "README.md", *sorted(Path(__file__).with_name("config").glob("*.md"))]
 MARKED = re.compile(r"(<!-- keys: (\w+)((?: \w+)*) -->\n\n)(?:\|.*\n)*\n*")
 HEAD = "| key | value | default | meaning |\n|---|---|---|---|\n"
 TYPES = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "object": "mapping"}
@@ -85,7 +86,8 @@ def with_tables(text: str) -> str:
     """
     schema = Workflow.model_json_schema(by_alias=True, schema_generator=WithDescriptions)
     models = schema["$defs"] | {"Workflow": schema}
-    return MARKED.sub(lambda match: match[1] + HEAD + _rows(models, match[2], match[3].split()) + "\n", text)
+    written = MARKED.sub(lambda match: match[1] + HEAD + _rows(models, match[2], match[3].split()) + "\n", text)
+    return written.rstrip("\n") + "\n"
 
 
 def _rows(models: dict[str, Any], model: str, keys: list[str]) -> str:
@@ -128,7 +130,7 @@ def _default(default: Any) -> str:
         return str(default).lower()
     if default in (None, "", [], {}):
         return "none"
-    return "see below" if isinstance(default, dict) else f"`{default}`"
+    return "its defaults" if isinstance(default, dict) else f"`{default}`"
 
 
 def _meaning(field: dict[str, Any], models: dict[str, Any]) -> str:
@@ -145,5 +147,5 @@ def _referred(field: dict[str, Any], models: dict[str, Any]) -> dict[str, Any]:
 if __name__ == "__main__":
     schema = json.dumps(config_schema(STAGES), indent=2, ensure_ascii=False)
     (CONFIG / "schema.json").write_text(schema + "\n", encoding="utf-8")
-    readme = CONFIG / "README.md"
-    readme.write_text(with_tables(readme.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")

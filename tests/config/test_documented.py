@@ -1,4 +1,4 @@
-"""config/README.md explains every key, with its default; the environments' pins are the lock's."""
+"""docs/config explains every key, with its default; the environments' pins are the lock's."""
 
 import doctest
 import re
@@ -23,6 +23,7 @@ from snaketune.config import (
     training_runs,
     workflow,
 )
+from snaketune.config.load import load
 from snaketune.corpus.layouts.table import LAYOUTS
 
 from .edits import generated
@@ -68,9 +69,15 @@ def models() -> set[str]:
     }
 
 
+def reference() -> str:
+    """All pages, one after the other."""
+    return "\n".join(page.read_text(encoding="utf-8") for page in generated.PAGES)
+
+
 def test_the_tables_of_keys_are_what_the_models_say():
-    text = (ROOT / "config/README.md").read_text(encoding="utf-8")
-    assert text == generated.with_tables(text), "write them again: make docs"
+    pages = [page.read_text(encoding="utf-8") for page in generated.PAGES]
+    assert pages == [generated.with_tables(page) for page in pages], "write them again: make docs"
+    text = reference()
     assert set(re.findall(r"<!-- keys: (\w+)", text)) == models()
     # A model in several tables is in them as a whole.
     for name in ("Dpo",):
@@ -88,7 +95,7 @@ def test_the_tables_of_keys_are_what_the_models_say():
 def test_every_layout_has_a_reader_and_a_line():
     """Documents have a module of their own."""
     assert {*get_args(corpus_sources.Layout)} == {"auto", *LAYOUTS}
-    text = (ROOT / "config/README.md").read_text(encoding="utf-8")
+    text = reference()
     assert {*re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE)} >= {*LAYOUTS}
 
 
@@ -100,7 +107,28 @@ def test_a_table_says_what_a_key_takes_and_what_it_is_without_it():
     assert "| `precision` | `auto` \\| `float32` \\| `bfloat16` | `auto` |" in text
     assert "| `gradient_checkpointing` | `auto` or true or false | `auto` |" in text
     assert "| old |" not in text
-    assert text.endswith("\n\nAfter.")
+    assert text.endswith("\n\nAfter.\n")
+
+
+def test_the_configs_in_the_readme_are_valid(tmp_path, monkeypatch):
+    """Its first one, also with the keys that the later ones add."""
+    (tmp_path / "data").mkdir()
+    for name in ("data/chat.jsonl", "data/votes.jsonl"):
+        (tmp_path / name).touch()
+    (tmp_path / "resources").symlink_to(ROOT / "resources")
+    monkeypatch.chdir(tmp_path)
+    config, *additions = (
+        yaml.safe_load(block)
+        for block in re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    )
+    load(config)
+    assert len(additions) == 2
+    for addition in additions:
+        for section, runs in addition.items():
+            for name, run in runs.items():
+                runs[name] = config.get(section, {}).get(name, {}) | run if isinstance(run, dict) else run
+            config[section] = config.get(section, {}) | runs
+    assert load(config)[0].sft["TUNED"].operation.gpus == 8
 
 
 def test_the_examples_of_the_generator_are_true():

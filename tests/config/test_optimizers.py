@@ -41,8 +41,8 @@ def test_a_schedules_options_are_those_of_its_function(name):
     assert SCHEDULES[name].warms_up == ("num_warmup_steps" in parameters)
     if name == "polynomial":
         assert parameters["lr_end"].default == POLYNOMIAL_END
-    readme = (ROOT / "config/README.md").read_text(encoding="utf-8")
-    (row,) = [line for line in readme.splitlines() if line.startswith(f"| `{name}` |")]
+    page = (ROOT / "docs/config/training.md").read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
     assert all(f"`{option}`" in row for option in SCHEDULES[name].options)
 
 

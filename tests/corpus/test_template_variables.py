@@ -124,7 +124,7 @@ def test_kinds_that_have_none(kind, source, expected):
 
 
 def test_the_documented_example_is_a_corpus():
-    text = (Path(__file__).parents[2] / "config/README.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs/config/corpora.md").read_text(encoding="utf-8")
     (example,) = (block for block in re.findall(r"```yaml\n(my-chat:.*?)```", text, re.DOTALL))
     corpus = Corpus(**yaml.safe_load(example)["my-chat"])
     assert corpus.empty_reasoning == "mask"
