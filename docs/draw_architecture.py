@@ -1,4 +1,4 @@
-"""Write docs/architecture.md and docs/architecture.svg from the code: packages, their imports, and the purpose of each module.
+"""Write docs/architecture.md and docs/architecture.svg from the code: packages, their imports, and what each does.
 
 Update them with: make docs
 """
@@ -22,8 +22,7 @@ COLOURS = (
     "#1f6f8b", "#8b5a1f", "#3f7d3a", "#7a3f7d", "#a03a3a", "#3a4ea0", "#6b6b1f", "#1f8b6f", "#8b1f5a", "#5a5a8b",
     "#8b7a1f", "#444444", "#2f5d50", "#b0651d", "#4a6fa5", "#7d3a4e", "#6b4a8b",
 )  # fmt: skip
-HEAD = "| module | what it does |\n|---|---|\n"
-PAGE = f"""# Architecture
+PAGE = """# Architecture
 
 How a run goes, from the config to a result:
 
@@ -49,10 +48,7 @@ nothing else in the package imports Snakemake. This page is written from the cod
 (`make docs`), and a test checks that it is up to date.
 
 ![Packages and imports](architecture.svg)
-
-## `snaketune/`
-
-{HEAD}"""
+"""
 
 
 def modules() -> dict[str, Path]:
@@ -120,25 +116,15 @@ def picture() -> str:
 
 
 def page() -> str:
-    """Return the page: how a run goes, the picture, and a table of modules for each package and sub-package."""
-    return PAGE + _table(PACKAGE) + "".join(map(_section, PACKAGES))
+    """Return the page: how a run goes, the picture, and what each package and its sub-packages do."""
+    return PAGE + "".join(map(_section, PACKAGES))
 
 
 def _section(package: str) -> str:
     folder = PACKAGE / package
-    nested = "".join(
-        _heading(f"### `{package}/{one.parent.name}/`", one.parent) for one in sorted(folder.glob("*/__init__.py"))
-    )
-    return _heading(f"## `{package}/`", folder) + nested
-
-
-def _heading(title: str, folder: Path) -> str:
-    return f"\n{title}\n\n{first_line(folder / '__init__.py')}\n\n{HEAD}{_table(folder)}"
-
-
-def _table(folder: Path) -> str:
-    paths = (path for path in sorted(folder.glob("*.py")) if path.stem != "__init__")
-    return "".join(f"| `{path.name}` | {first_line(path).replace('|', '&#124;')} |\n" for path in paths)
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_bytes())) or ""
+    nested = "".join(f"- `{init.parent.name}/`: {first_line(init)}\n" for init in sorted(folder.glob("*/__init__.py")))
+    return f"\n## `{package}/`\n\n{text}\n" + (f"\n{nested}" if nested else "")
 
 
 if __name__ == "__main__":
