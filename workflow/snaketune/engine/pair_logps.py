@@ -57,7 +57,7 @@ def pair_logps(model: torch.nn.Module, batch: dict[str, Any], settings: Preferen
         sequence_losses = losses_N.index_select(0, batch["sequence_members"])
         with_prompt_P = with_prompt_P.index_add(0, batch["sequence_pairs"], sequence_losses)
     return PairLogps(
-        logps_P2=completion_sums(losses_N, batch, settings.ld_alpha).reshape(-1, 2),
+        logps_P2=_weighted(sums_C, counts_C, losses_N, batch, settings.ld_alpha).reshape(-1, 2),
         reference_P2=batch["reference"],
         counts_P2=counts_C.reshape(-1, 2),
         nll_P2=torch.stack([nll_P, with_prompt_P], dim=1),
@@ -65,9 +65,14 @@ def pair_logps(model: torch.nn.Module, batch: dict[str, Any], settings: Preferen
     )
 
 
-def completion_sums(losses_N: torch.Tensor, batch: dict[str, Any], ld_alpha: float | None) -> torch.Tensor:
+def _weighted(
+    sums_C: torch.Tensor,
+    counts_C: torch.Tensor,
+    losses_N: torch.Tensor,
+    batch: dict[str, Any],
+    ld_alpha: float | None,
+) -> torch.Tensor:
     """Summed log-probabilities of the completions, float32[C], whose tokens are weighted if `ld_alpha` is set."""
-    sums_C, counts_C = completion_logprobs(losses_N, batch)
     if ld_alpha is None:
         return sums_C
     weights_M = tail_weights(batch["member_completions"], counts_C.reshape(-1, 2), ld_alpha)
@@ -78,7 +83,9 @@ def completion_sums(losses_N: torch.Tensor, batch: dict[str, Any], ld_alpha: flo
 def reference_logps(model: torch.nn.Module, rows: PackedRows, compute: Compute, ld_alpha: float | None) -> np.ndarray:
     """Reference log-probabilities of all pairs in the order of the rows, float32[P, 2], chosen first."""
     batches = losses_by_batch(model, rows, compute, "reference")
-    sums = [completion_sums(losses_N, batch, ld_alpha).cpu() for batch, losses_N in batches]
+    sums = [
+        _weighted(*completion_logprobs(losses_N, batch), losses_N, batch, ld_alpha).cpu() for batch, losses_N in batches
+    ]
     return torch.cat(sums).reshape(-1, 2).numpy()
 
 
