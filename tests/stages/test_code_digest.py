@@ -65,7 +65,7 @@ def test_a_template_counts_for_the_stages_beside_it():
 
 
 def test_every_reason_is_of_something_that_is_there():
-    for name in code.SHAPELESS:
+    for name in code.EXCLUDED_FROM_DIGEST:
         assert f"snaketune.{name}" in code.Modules().files, name
 
 
@@ -110,7 +110,7 @@ def test_stages_call_no_function_of_a_room_that_counts_for_nothing_but_these():
         for node in ast.walk(ast.parse(files[module].read_bytes())):
             name = (getattr(node, "module", None) or "").removeprefix("snaketune.")
             by_definition = f"snaketune.{name}".startswith(code.BY_DEFINITION)
-            if name.split(".")[0] in code.SHAPELESS.keys() - {"report"} and not by_definition:
+            if name.split(".")[0] in code.EXCLUDED_FROM_DIGEST.keys() - {"report"} and not by_definition:
                 home = import_module(node.module)
                 functions = {alias.name for alias in node.names if inspect.isfunction(getattr(home, alias.name, None))}
                 called.setdefault(name, set()).update(functions)

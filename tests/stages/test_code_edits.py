@@ -40,7 +40,7 @@ COMPUTING = {
 }
 # Modules of packages without a digest that stages import, and why an edit changes no result. What they pass on to stages is
 # checked by the named tests.
-SHAPELESS = {
+EXCLUDED_FROM_DIGEST = {
     "artifacts.digests": "digests that are compared with others of the same run; a change of them makes everything stale",
     "artifacts.manifest": "files are verified and passed on by name, in order of names: test_inputs, test_build_once",
     "artifacts.plain_json": "parses manifests, or refuses them",
@@ -157,7 +157,7 @@ def reached(stage: str, through_all: bool = False) -> set[str]:
 
 def counts(module: str, stage: str) -> bool:
     package = module.split(".")[1]
-    return package not in code.SHAPELESS or package == STAGES[stage].module.split(".")[1]
+    return package not in code.EXCLUDED_FROM_DIGEST or package == STAGES[stage].module.split(".")[1]
 
 
 @pytest.mark.parametrize("module", sorted(one.removeprefix("snaketune.") for one in MODULES if one != "snaketune"))
@@ -174,7 +174,7 @@ def test_every_module_whose_edit_makes_nothing_stale_has_a_reason():
     }
     names = {one.removeprefix("snaketune.") for one in imported if MODULES[one].name != "__init__.py"}
     names -= {one for one in names if one.startswith("report.")}
-    assert names - COMPUTING.keys() == SHAPELESS.keys()
+    assert names - COMPUTING.keys() == EXCLUDED_FROM_DIGEST.keys()
 
 
 def test_nothing_that_counts_is_reached_by_what_does_not_alone():

@@ -21,7 +21,7 @@ from snaketune.models.load_model import load_pretrained, read_config
 from snaketune.models.lora import add_lora
 from snaketune.models.memory import MicroBatch, trace_model
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.training import other_parts, save_model
+from snaketune.training import non_text_modules, save_model
 from tests.models.conftest import CPU
 
 from .test_save_model import IDS, Kinds
@@ -145,7 +145,7 @@ def test_adapters_alone_are_merged_into_the_whole_model(kinds):
     assert stack.weights == named
     model = stack.load(torch.float32)
     model.save_pretrained(folder)
-    other_parts.add_other_parts(folder, model, stack.weights)
+    non_text_modules.add_non_text_modules(folder, model, stack.weights)
     assert tensors(folder).keys() == tensors(kinds.folder / "base").keys()
     loaded = AutoModelForImageTextToText.from_pretrained(folder).eval()
     with torch.no_grad():
@@ -164,7 +164,7 @@ def test_a_second_copy_of_a_tied_head_is_left_out(kinds):
 
 def test_names_without_counterpart_leave_the_text_part_alone(kinds, capsys, monkeypatch):
     base = tiny_base("qwen3_5", kinds.folder / "base")
-    monkeypatch.setattr(other_parts, "names_in_base", lambda *_: None)
+    monkeypatch.setattr(non_text_modules, "names_in_base", lambda *_: None)
     kinds.sft("full", Pretrained(path=str(base)))
     assert f"only the text part of {base} is trained and saved, as a qwen3_5_text model" in capsys.readouterr().out
     model, report = AutoModelForCausalLM.from_pretrained(kinds.results["full"].folder, output_loading_info=True)
@@ -180,7 +180,7 @@ def test_other_names_of_a_text_part_are_those_of_the_base(kinds):
     with torch.no_grad():
         model.lm_head.weight.add_(1)
     model.save_pretrained(folder, max_shard_size="100KB")
-    other_parts.add_other_parts(folder, model, Pretrained(path=str(base)))
+    non_text_modules.add_non_text_modules(folder, model, Pretrained(path=str(base)))
     before, after = tensors(base), tensors(folder)
     assert before.keys() == after.keys()
     assert {name for name in before if not torch.equal(before[name], after[name])} == {"language_model.lm_head.weight"}

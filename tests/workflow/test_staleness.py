@@ -190,7 +190,7 @@ CODE = {
     "packing/write.py": {"write", "pack"} | SFT,
     "packing/shard_writer.py": {"write", "pack"} | SFT,
     # The entry by which a pack identifies its pairs.
-    "packing/same_pairs.py": {"pack"} | SFT,
+    "packing/pairs_digest.py": {"pack"} | SFT,
     "packing/reader.py": SFT,
     "engine/packing/rows.py": {"pack"} | SFT,
     "engine/packing/segments.py": {"pack"} | SFT,

@@ -171,8 +171,8 @@ def counted_entries(manifest: dict[str, Any], entries: Iterable[str] = ()) -> di
     for name in (*FORMAT_KEYS, *entries):
         *above, key = name.split(".")
         source, part = manifest, counted
-        for one in above:
-            source, part = source.get(one, {}), part.setdefault(one, {})
+        for parent in above:
+            source, part = source.get(parent, {}), part.setdefault(parent, {})
         if key in source:
             part[key] = source[key]
     return counted

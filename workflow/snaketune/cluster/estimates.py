@@ -56,7 +56,7 @@ class Estimates:
     def of(self, job: Job) -> ResourceRequest:
         if job.manifest not in self._requests:
             # All jobs of one array get what its first job requests, so all jobs of such a stage request the same.
-            alike = [one for one in self.jobs if one.stage == job.stage] if STAGES[job.stage].array else [job]
+            alike = [task for task in self.jobs if task.stage == job.stage] if STAGES[job.stage].array else [job]
             threads, mem_mb, runtime = (max(sizes) for sizes in zip(*map(self._alone, alike)))
             estimate = ResourceRequest(
                 threads=threads,
@@ -65,7 +65,7 @@ class Estimates:
                 gpus=job.operation.gpus if STAGES[job.stage].gpu else 0,
                 nodes=job.operation.nodes if "nodes" in STAGES[job.stage].operation else 1,
             )
-            self._requests |= {one.manifest: estimate for one in alike}
+            self._requests |= {task.manifest: estimate for task in alike}
         return self._requests[job.manifest]
 
     @cached_property
@@ -84,8 +84,10 @@ class Estimates:
                 sizes = {job.manifest: sum(map(_size, job.spec.sources))}
             else:
                 # A tokenizer may be trained on other corpora.
-                read = (made for some in job.artifacts.values() for made in some if made.stage != "tokenizer")
-                sizes = {manifest: size for made in read for manifest, size in self._sizes(made).items()}
+                read = (
+                    parent for parents in job.artifacts.values() for parent in parents if parent.stage != "tokenizer"
+                )
+                sizes = {manifest: size for parent in read for manifest, size in self._sizes(parent).items()}
             self._corpora[job.manifest] = sizes
         return self._corpora[job.manifest]
 

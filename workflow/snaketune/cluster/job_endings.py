@@ -40,7 +40,7 @@ def note_job_number(folder: Path) -> Iterator[None]:
     note = _note(folder)
     if number := os.environ.get("SLURM_JOB_ID"):
         note.parent.mkdir(parents=True, exist_ok=True)
-        numbers = [one for one in last_numbers(folder) if one != number]
+        numbers = [job for job in last_numbers(folder) if job != number]
         note.write_text("\n".join([*numbers, number, ""]), encoding="utf-8")
     yield
     if number:
@@ -59,7 +59,7 @@ def ending_of(number: str) -> JobEnding | None:
     """How a SLURM job ended; None if SLURM doesn't know it."""
     if record := run_slurm("scontrol", "--oneliner", "show", "job", number):
         # A task of an array may have the number of the whole array, for which SLURM lists all tasks.
-        job = next((one for one in map(fields, record.splitlines()) if one.get("JobId") == number), {})
+        job = next((task for task in map(fields, record.splitlines()) if task.get("JobId") == number), {})
         had = fields(job.get("TRES", "").replace(",", " "))
         memory, nodes = had.get("mem", "0"), int(had.get("node", "1"))
         state, limit = job.get("JobState", ""), job.get("TimeLimit", "")

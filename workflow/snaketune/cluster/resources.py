@@ -46,11 +46,11 @@ class JobGroup(NamedTuple):
         for name in names or self.requests:
             levels.setdefault(self.level_of[name], []).append(self.requests[name])
         return ResourceRequest(
-            threads=max(sum(one.threads for one in level) for level in levels.values()),
-            mem_mb=max(sum(one.mem_mb for one in level) for level in levels.values()),
-            runtime=sum(max(one.runtime for one in level) for level in levels.values()),
-            gpus=max(one.gpus for level in levels.values() for one in level),
-            nodes=max(one.nodes for level in levels.values() for one in level),
+            threads=max(sum(request.threads for request in level) for level in levels.values()),
+            mem_mb=max(sum(request.mem_mb for request in level) for level in levels.values()),
+            runtime=sum(max(request.runtime for request in level) for level in levels.values()),
+            gpus=max(request.gpus for level in levels.values() for request in level),
+            nodes=max(request.nodes for level in levels.values() for request in level),
         )
 
 
@@ -118,13 +118,13 @@ class ResourceRequests:
     def _hours(self, jobs: list[Job]) -> list[JobGroup]:
         """Groups of at most an hour, in the order of planning: each waits only for its own and earlier groups' jobs."""
         groups: list[JobGroup] = []
-        taken: list[Job] = []
+        members: list[Job] = []
         for job in jobs:
-            if taken and not self._group([*taken, job], in_turn=True):
-                groups += self._group(taken, in_turn=True)
-                taken = []
-            taken.append(job)
-        return groups + self._group(taken, in_turn=True)
+            if members and not self._group([*members, job], in_turn=True):
+                groups += self._group(members, in_turn=True)
+                members = []
+            members.append(job)
+        return groups + self._group(members, in_turn=True)
 
     def _parts(self, name: str) -> list[list[Job]]:
         """The jobs that may be sent as the group, in parts: no job of a part waits for another one by way of a job that
@@ -134,10 +134,10 @@ class ResourceRequests:
         def part_of(job: Job) -> int:
             """The part of a job of the group; of another job, the part of a job that waits for it."""
             if job.manifest not in parts:
-                above = [one for one in _above(job).values() if self.runs(one)]
+                above = [parent for parent in _above(job).values() if self.runs(parent)]
                 leaves = not self._may_join(job, name)
                 parts[job.manifest] = max(
-                    (part_of(one) + (leaves and self._may_join(one, name)) for one in above), default=0
+                    (part_of(parent) + (leaves and self._may_join(parent, name)) for parent in above), default=0
                 )
             return parts[job.manifest]
 
@@ -233,22 +233,29 @@ class ResourceRequests:
 
 def _above(job: Job) -> dict[str, Job]:
     """The jobs that a job waits for, by manifest."""
-    return {one.manifest: one for one in [*(made for some in job.artifacts.values() for made in some), *job.after]}
+    return {
+        dependency.manifest: dependency
+        for dependency in [*(parent for parents in job.artifacts.values() for parent in parents), *job.after]
+    }
 
 
 def _levels(jobs: list[Job]) -> dict[str, int]:
     """The level of each job: after those that it is made from. Jobs come after those that they are made from."""
     level_of: dict[str, int] = {}
     for job in jobs:
-        made_from = (made.manifest for some in job.artifacts.values() for made in some)
-        level_of[job.manifest] = 1 + max((level_of[made] for made in made_from if made in level_of), default=-1)
+        made_from = (parent.manifest for parents in job.artifacts.values() for parent in parents)
+        level_of[job.manifest] = 1 + max(
+            (level_of[manifest] for manifest in made_from if manifest in level_of), default=-1
+        )
     return level_of
 
 
 def _in_turn(requests: dict[str, ResourceRequest]) -> JobGroup:
     """A group whose jobs run one after the other. The longest keeps all of its time, which they share."""
     longest = max(requests, key=lambda name: requests[name].runtime)
-    shorter = {name: replace(one, runtime=max(1, one.runtime - SPARE_MINUTES)) for name, one in requests.items()}
+    shorter = {
+        name: replace(request, runtime=max(1, request.runtime - SPARE_MINUTES)) for name, request in requests.items()
+    }
     shorter[longest] = requests[longest]
     return JobGroup(shorter, {name: level for level, name in enumerate(shorter)})
 
@@ -266,8 +273,8 @@ def scaled(request: ResourceRequest, total: ResourceRequest, changed: ResourceRe
     6
     """
 
-    def share(own: int, all_jobs: int, changed_all: int) -> int:
-        exact = own * changed_all / all_jobs
+    def share(amount: int, all_jobs: int, changed_all: int) -> int:
+        exact = amount * changed_all / all_jobs
         return math.ceil(exact) if changed_all > all_jobs else max(1, math.floor(exact))
 
     return replace(

@@ -74,7 +74,7 @@ def install(log: Callable[[str], None], seconds: float = SECONDS_BETWEEN_TRIES) 
 def main(folder: str, seconds: str, *arguments: str) -> int:
     """Run SLURM's sbatch until it takes the job or refuses it for good; return its exit status."""
     # Jobs inherit the environment.
-    path = os.pathsep.join(one for one in os.environ["PATH"].split(os.pathsep) if one != folder)
+    path = os.pathsep.join(entry for entry in os.environ["PATH"].split(os.pathsep) if entry != folder)
     script, logged = sys.stdin.read(), ""
     while True:
         done = subprocess.run(

@@ -139,7 +139,7 @@ def fit_to_partitions(request: ResourceRequest, site: Site, key: str) -> Resourc
             "another partition to the cluster's file (profiles/slurm/cluster.yaml)"
         )
     # Partitions with GPUs are for jobs that need them, if there are others.
-    suited = [one for one in fitting if bool(one.max_gpu) == bool(request.gpus)] or fitting
+    suited = [partition for partition in fitting if bool(partition.max_gpu) == bool(request.gpus)] or fitting
     cut = (
         replace(
             request,
@@ -149,7 +149,7 @@ def fit_to_partitions(request: ResourceRequest, site: Site, key: str) -> Resourc
         )
         for partition in suited
     )
-    return max(cut, key=lambda one: (one.runtime, one.mem_mb, one.threads))
+    return max(cut, key=lambda candidate: (candidate.runtime, candidate.mem_mb, candidate.threads))
 
 
 def _refusals(request: ResourceRequest, name: str, partition: Partition, site: Site) -> Iterator[str]:

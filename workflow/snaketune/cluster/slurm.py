@@ -28,10 +28,10 @@ def valid_names() -> str:
     rows = [line.split("|") for line in (run_slurm(*show) or "").splitlines() if "|" in line]
     names = {
         "accounts": {account for account, _ in rows if account},
-        "QOS": {one for _, qos in rows for one in qos.split(",") if one},
+        "QOS": {name for _, qos in rows for name in qos.split(",") if name},
         "partitions": {*(run_slurm("sinfo", "--noheader", "--format=%R") or "").split()},
     }
-    return "; ".join(f"{name}: {', '.join(sorted(some))}" for name, some in names.items() if some)
+    return "; ".join(f"{name}: {', '.join(sorted(values))}" for name, values in names.items() if values)
 
 
 def fields(line: str) -> dict[str, str]:

@@ -43,7 +43,11 @@ class Model(BaseModel):
         if not isinstance(value, bool):
             return value
         annotation = cls.model_fields[str(info.field_name)].annotation
-        allowed = (annotation, *get_args(annotation), *(one for kind in get_args(annotation) for one in get_args(kind)))
+        allowed = (
+            annotation,
+            *get_args(annotation),
+            *(member for kind in get_args(annotation) for member in get_args(kind)),
+        )
         # `in` would find the number 1 for true.
         if not any(kind is bool or kind is value for kind in allowed):
             raise ValueError(f"found {str(value).lower()}, which isn't a valid value for this key")

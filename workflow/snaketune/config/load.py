@@ -86,13 +86,13 @@ def _expand_runs(raw: dict[str, Any]) -> tuple[dict[str, Any], Variants]:
             continue
         expanded: dict[str, Any] = {}
         for name in runs:
-            made = _vary(f"{section}.{name}", str(name), _inherit(section, name, runs))
-            if taken := next((variant for variant in made if variant in expanded), None):
+            grid_runs = _vary(f"{section}.{name}", str(name), _inherit(section, name, runs))
+            if duplicate := next((variant for variant in grid_runs if variant in expanded), None):
                 raise SnaketuneError(
-                    f"{section}.{name}: expands to the name {taken!r}, which another run has; rename one of them"
+                    f"{section}.{name}: expands to the name {duplicate!r}, which another run has; rename one of them"
                 )
-            variants[section][str(name)] = tuple(made)
-            expanded |= made
+            variants[section][str(name)] = tuple(grid_runs)
+            expanded |= grid_runs
         config[section] = expanded
     return config, variants
 
@@ -110,8 +110,8 @@ def _inherit(section: str, name: str, runs: dict[str, Any], children: tuple[str,
     if not isinstance(inherited, dict):
         raise SnaketuneError(f"{section}.{parent}: found {inherited!r}; expected the keys of a run")
     grid = run.get("grid")
-    given = {*run, *(str(dotted).split(".")[0] for dotted in grid)} if isinstance(grid, dict) else {*run}
-    inherited = {k: v for k, v in inherited.items() if k not in ("grid", "race") and ALTERNATIVES.get(k) not in given}
+    keys = {*run, *(str(dotted).split(".")[0] for dotted in grid)} if isinstance(grid, dict) else {*run}
+    inherited = {k: v for k, v in inherited.items() if k not in ("grid", "race") and ALTERNATIVES.get(k) not in keys}
     return _merge(inherited, {k: v for k, v in run.items() if k != "extends"})
 
 
@@ -130,7 +130,7 @@ def _vary(key: str, name: str, run: Any) -> dict[str, Any]:
     grid = run["grid"]
     if not isinstance(grid, dict) or not all(isinstance(values, list) and values for values in grid.values()):
         raise SnaketuneError(f"{key}.grid: {grid!r}; expected a mapping from keys to lists of values")
-    made: dict[str, Any] = {}
+    runs: dict[str, Any] = {}
     for values in product(*grid.values()):
         variant, called = deepcopy({k: v for k, v in run.items() if k != "grid"}), name
         for dotted, value in zip(grid, values):
@@ -140,12 +140,12 @@ def _vary(key: str, name: str, run: Any) -> dict[str, Any]:
             if isinstance(value, (list, dict)) or not IN_A_NAME.fullmatch(shown):
                 shown = str(grid[dotted].index(value))
             called += f"-{str(dotted).rsplit('.', 1)[-1]}{shown}"
-        if called in made:
+        if called in runs:
             raise SnaketuneError(
                 f"{key}.grid: a value is listed twice, so two runs would be named {called!r}; remove one of them"
             )
-        made[called] = variant
-    return made
+        runs[called] = variant
+    return runs
 
 
 def _with_snapshots(section: str, runs: dict[str, Any], variants: dict[str, tuple[str, ...]]) -> dict[str, Any]:
@@ -154,14 +154,14 @@ def _with_snapshots(section: str, runs: dict[str, Any], variants: dict[str, tupl
     They precede their runs, which resume from them; those of a grid are sorted by share, since a race compares them.
     """
     expanded: dict[str, Any] = {}
-    for made in variants.values():
-        ends = [(share, snapshot_name(name, share), runs[name]) for name in made for share in snapshots_of(runs[name])]
+    for names in variants.values():
+        ends = [(share, snapshot_name(name, share), runs[name]) for name in names for share in snapshots_of(runs[name])]
         for share, name, run in sorted(ends, key=lambda end: end[0]):
             if name in runs:
                 raise SnaketuneError(f"{section}.{name}: a snapshot of another run has this name; rename one of them")
             training = run.training.model_copy(update={"snapshots": (), "until": share})
             expanded[name] = run.model_copy(update={"training": training, "race": None})
-        expanded |= {name: runs[name] for name in made}
+        expanded |= {name: runs[name] for name in names}
     return expanded
 
 
@@ -249,14 +249,14 @@ def _check_model(key: str, path: str, weights: bool = True) -> None:
     if not path or not (is_local_path(path) or Path(path).exists()):
         if HUB_ID.fullmatch(path) and "/" not in path:
             # The few ids without an owner are other names of ids with one: gpt2 is openai-community/gpt2.
-            folders = get_close_matches(path, (one.name for one in Path().iterdir() if one.is_dir()), n=1)
+            folders = get_close_matches(path, (entry.name for entry in Path().iterdir() if entry.is_dir()), n=1)
             meant = f"; did you mean the folder {folders[0]!r}?" if folders else ""
             raise SnaketuneError(
                 f"{key}: {path!r} is neither a folder (in {Path.cwd()}) nor a model of the Hub, `owner/name`{meant}"
             )
         _check_hub_id(key, path, "a folder, or a model")
         owner, name = Path(path).parent, Path(path).name
-        beside = [one.name for one in owner.iterdir() if one.is_dir()] if owner.is_dir() else []
+        beside = [entry.name for entry in owner.iterdir() if entry.is_dir()] if owner.is_dir() else []
         if folders := get_close_matches(name, beside, n=1):
             # The Hub would be asked for minutes, and have no such model.
             meant = f"did you mean {str(owner / folders[0])!r}? For a model of the Hub, rename the folder {owner}"

@@ -108,8 +108,8 @@ class PreferenceLoss(Model):
     @property
     def weights(self) -> dict[str, float]:
         """Every loss with its weight, in the order of `NEEDS`, so that the order in the config has no effect."""
-        given = self.loss if isinstance(self.loss, Mapping) else {self.loss: 1.0}
-        return {name: given[name] for name in NEEDS if name in given}
+        loss_weights = self.loss if isinstance(self.loss, Mapping) else {self.loss: 1.0}
+        return {name: loss_weights[name] for name in NEEDS if name in loss_weights}
 
     @property
     def settings(self) -> PreferenceSettings:

@@ -168,9 +168,11 @@ def checked_options(name: str, options: dict[str, Any], learning_rate: float) ->
     given together, or if the final learning rate isn't below the highest one."""
     known = SCHEDULES[name]
     checked = {option: _checked_option(name, option, value) for option, value in options.items()}
-    given = [option for option in known.needs if option in options]
-    if known.needs and len(given) != 1:
-        raise ValueError(f"schedule {name} needs {' or '.join(known.needs)}; found {' and '.join(given) or 'none'}")
+    alternatives = [option for option in known.needs if option in options]
+    if known.needs and len(alternatives) != 1:
+        raise ValueError(
+            f"schedule {name} needs {' or '.join(known.needs)}; found {' and '.join(alternatives) or 'none'}"
+        )
     end = checked.get("min_lr", checked.get("lr_end", POLYNOMIAL_END if name == "polynomial" else 0.0))
     if end >= learning_rate:
         raise ValueError(f"schedule {name} falls to {end:g}, which isn't below learning_rate {learning_rate:g}")

@@ -26,10 +26,12 @@ def check_references(config: Workflow, variants: Variants) -> None:
     for name, run in config.dpo.items():
         _check_dpo(f"dpo.{name}", run, config)
     for section, runs in (("sft", config.sft), ("dpo", config.dpo)):
-        for name, made in variants[section].items():
-            _check_race(f"{section}.{name}.race", [runs[one] for one in made], config)
-            if runs[made[0]].race and (taken := f"race-{section}-{name}") in config.eval:
-                raise SnaketuneError(f"eval.{taken}: the race of {section}.{name} evaluates under this name; rename it")
+        for name, run_names in variants[section].items():
+            _check_race(f"{section}.{name}.race", [runs[run_name] for run_name in run_names], config)
+            if runs[run_names[0]].race and (race_name := f"race-{section}-{name}") in config.eval:
+                raise SnaketuneError(
+                    f"eval.{race_name}: the race of {section}.{name} evaluates under this name; rename it"
+                )
     for name, merge in config.merge.items():
         _check_merge(f"merge.{name}.models", merge, config)
     _check_doctor(config)
@@ -159,8 +161,10 @@ def _check_published_model(key: str, entry: Push | Gguf, config: Workflow, varia
     kind, name = entry.model.split(":")
     runs = getattr(config, kind)
     if name not in runs:
-        made = variants.get(kind, {}).get(name, ())
-        why = f", which is a grid; name one of its runs: {', '.join(made[:4])}" if made else unknown(name, runs)
+        run_names = variants.get(kind, {}).get(name, ())
+        why = (
+            f", which is a grid; name one of its runs: {', '.join(run_names[:4])}" if run_names else unknown(name, runs)
+        )
         raise SnaketuneError(f"{key}: there is no {name!r} under `{kind}:`{why}")
     if kind == "merge":
         return

@@ -23,13 +23,15 @@ def check_sort_by(config: Workflow, variants: Variants) -> None:
     if path is None:
         return
     key = f"report.sort_by: {path!r}"
-    evaluations = [one for one in config.eval.values() if any(name.startswith("dpo:") for name in one.models)]
+    evaluations = [
+        evaluation for evaluation in config.eval.values() if any(name.startswith("dpo:") for name in evaluation.models)
+    ]
     if not evaluations:
         raise SnaketuneError(f"{key} sorts the runs of `dpo:`, but no entry of `eval:` evaluates one")
     sections = {
-        "conversations": {name for one in evaluations for name in one.conversations},
-        "preferences": {name for one in evaluations for name in one.preferences},
-        "tasks": {name for one in evaluations if one.tasks for name in one.tasks.names},
+        "conversations": {name for evaluation in evaluations for name in evaluation.conversations},
+        "preferences": {name for evaluation in evaluations for name in evaluation.preferences},
+        "tasks": {name for evaluation in evaluations if evaluation.tasks for name in evaluation.tasks.names},
     }
     section, _, rest = path.partition(".")
     if section not in sections:
@@ -54,7 +56,12 @@ def check_sort_by(config: Workflow, variants: Variants) -> None:
     if compared and not config.corpora[corpus].may_have_answers:
         raise SnaketuneError(f"{key}: {missing_answers_hint((corpus,), config)}")
     if section == "preferences" and score in REWARDS:
-        models = {name.removeprefix("dpo:") for one in evaluations if corpus in one.preferences for name in one.models}
+        models = {
+            name.removeprefix("dpo:")
+            for evaluation in evaluations
+            if corpus in evaluation.preferences
+            for name in evaluation.models
+        }
         runs = [config.dpo[run] for name in models for run in variants["dpo"].get(name, ()) if run in config.dpo]
         # Runs on single completions have no reference log-probabilities of pairs, and 4-bit weights differ from those of an
         # evaluation.

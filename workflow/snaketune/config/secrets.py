@@ -24,21 +24,21 @@ def without_secrets(text: str) -> str:
     return TOKEN.sub(HIDDEN, PASSWORD_IN_ADDRESS.sub(HIDDEN, text))
 
 
-def find_secret(given: Any) -> str | None:
+def find_secret(config: Any) -> str | None:
     """The dotted key of a value that looks like a secret; None if there is none.
 
     >>> find_secret({"report": {"note": "with hf_abcdefghijklmnopqrstuvw"}})
     'report.note'
     """
-    for keys, value in nested(given):
+    for keys, value in nested(config):
         if isinstance(value, str) and (TOKEN.search(value) or PASSWORD_IN_ADDRESS.search(value)):
             return ".".join(keys)
     return None
 
 
-def nested(given: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+def nested(root: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield every value inside lists and mappings, and these, each once and with the keys and indices that lead to it."""
-    waiting: list[tuple[tuple[str, ...], Any]] = [((), given)]
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), root)]
     seen: set[int] = set()
     while waiting:
         keys, value = waiting.pop()

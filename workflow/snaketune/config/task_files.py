@@ -75,7 +75,7 @@ def task_files(folder: str) -> TaskFiles:
             named.update(files)
             waiting += [path for path in files if path.suffix in TASKS]
     outside = {path for path in named if path.resolve() not in known}
-    return TaskFiles(*(tuple(sorted(check_plain(folder, str(path)) for path in some)) for some in (inside, outside)))
+    return TaskFiles(*(tuple(sorted(check_plain(folder, str(path)) for path in paths)) for paths in (inside, outside)))
 
 
 def _below(folder: Path) -> list[Path]:
@@ -172,18 +172,20 @@ def check_shipped_tasks(config: Workflow) -> None:
     a second for a missing one, for which all 14,000 files are read. The search can accept a word that isn't a task, such as an
     item of another list; the stage then reports that before it loads a model.
     """
-    configured = {name: one.tasks.names for name, one in config.eval.items() if one.tasks and one.tasks.folder is None}
+    configured = {
+        name: entry.tasks.names for name, entry in config.eval.items() if entry.tasks and entry.tasks.folder is None
+    }
     folder = tasks_folder()
     if not configured or folder is None:
         return
     known: set[str] = set()
-    names = {name for some in configured.values() for name in some}
+    names = {name for tasks in configured.values() for name in tasks}
     # Most tasks are in a folder that their name begins with, so searching those first reads few files.
     for path in sorted(folder.iterdir(), key=lambda path: not any(name.startswith(path.name) for name in names)):
         known |= task_names(path)
         if names <= known:
             return
-    missing = ((evaluation, name) for evaluation, some in configured.items() for name in some if name not in known)
+    missing = ((evaluation, name) for evaluation, tasks in configured.items() for name in tasks if name not in known)
     evaluation, name = next(missing)
     raise SnaketuneError(
         f"eval.{evaluation}.tasks.names: lm-evaluation-harness ships no task, tag or group {name!r}{unknown(name, known)} "

@@ -60,9 +60,9 @@ class Tracking(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_secrets(cls, given: Any) -> Any:
+    def _no_secrets(cls, data: Any) -> Any:
         # First, as messages of other checks would quote the secret, which these don't.
-        for keys, value in nested(given):
+        for keys, value in nested(data):
             key = next((key for key in reversed(keys) if not key.isdecimal()), "")
             problem = f"unknown key {key}" if SECRET_NAME.search(key) else ""
             if not problem and isinstance(value, str) and (HEX_KEY.fullmatch(value) or TOKEN.search(value)):
@@ -72,7 +72,7 @@ class Tracking(Model):
                     f"{problem}; keys and tokens don't belong in a config. Put them into the environment (WANDB_API_KEY, "
                     "MLFLOW_TRACKING_TOKEN), or log in with the tracker's own command"
                 )
-        return given
+        return data
 
     @field_validator("wandb", "trackio", "mlflow")
     @classmethod

@@ -23,15 +23,17 @@ def write_rows(scan: Scan, sources: list[SourceCounts], decisions: Decisions, fo
     """Write `train.arrow` and `held_out.arrow`, in the order of the spool; ids of further copies end in `-2`, `-3`, …."""
     spool, schema = scan.spool, scan.spool.result_schema
     hashes, copies, held_out = np.asarray(scan.hashes), decisions.copies, decisions.held_out
-    source_of = np.repeat(np.arange(len(sources), dtype=np.int16), [one.rows.stop - one.rows.start for one in sources])
+    source_of = np.repeat(
+        np.arange(len(sources), dtype=np.int16), [counts.rows.stop - counts.rows.start for counts in sources]
+    )
     with SplitFile(folder / "train.arrow", schema) as train, SplitFile(folder / "held_out.arrow", schema) as held:
         for start, batch in progress(spool.batches(), "writing", "batches", -(-len(hashes) // ROWS_PER_BATCH)):
             rows = slice(start, start + batch.num_rows)
             for split, in_split in ((train, ~held_out[rows]), (held, held_out[rows])):
-                taken = np.repeat(np.arange(batch.num_rows), copies[rows] * in_split)
-                if len(taken):
-                    ids, source = _ids(hashes[rows], taken), source_of[rows][taken]
-                    split.append(batch.take(pa.array(taken)), id=ids, source=source)
+                indices = np.repeat(np.arange(batch.num_rows), copies[rows] * in_split)
+                if len(indices):
+                    ids, source = _ids(hashes[rows], indices), source_of[rows][indices]
+                    split.append(batch.take(pa.array(indices)), id=ids, source=source)
 
 
 def write_order(scan: Scan, decisions: Decisions, folder: Path) -> None:
@@ -90,10 +92,10 @@ class SplitFile(ExitStack):
         self.rows -= rows
 
 
-def _ids(hashes: np.ndarray, taken: np.ndarray) -> list[str]:
-    ids = [id_of(content) for content in hashes[taken].tolist()]
+def _ids(hashes: np.ndarray, indices: np.ndarray) -> list[str]:
+    ids = [id_of(content) for content in hashes[indices].tolist()]
     copy = 1
-    for position in (np.flatnonzero(taken[1:] == taken[:-1]) + 1).tolist():
+    for position in (np.flatnonzero(indices[1:] == indices[:-1]) + 1).tolist():
         copy = copy + 1 if "-" in ids[position - 1] else 2
         ids[position] += f"-{copy}"
     return ids

@@ -240,10 +240,10 @@ def leaves(value: Any) -> Iterator[Any]:
     pending = [value]
     while pending:
         match pending.pop():
-            case dict() as some:
-                pending += reversed(some.values())
-            case list() as some:
-                pending += reversed(some)
+            case dict() as mapping:
+                pending += reversed(mapping.values())
+            case list() as items:
+                pending += reversed(items)
             case leaf:
                 yield leaf
 

@@ -65,7 +65,7 @@ def build(
     def read(result: Artifact, name: str) -> Any:
         return json.loads(result.file(name).read_text(encoding="utf-8"))
 
-    count, measured = len(spec.variants), [read(one, MEASURED) for one in timings]
+    count, measured = len(spec.variants), [read(timing, MEASURED) for timing in timings]
     rounds = {variant.name: measured[number::count] for number, variant in enumerate(spec.variants)}
     result = examine(spec, pack.manifest, read(calibrate, CURVE), rounds, read(preflight, FINDINGS)["findings"])
     write_json(work.payload / "doctor.json", result)
@@ -92,19 +92,19 @@ def examine(
     """
     key, baseline = spec.key, timings[spec.variants[0].name]
     prefixes = (f"{key}.", "corpora", "results", "operation", "flash")
-    findings = [one for one in findings if one["key"] == key or one["key"].startswith(prefixes)]
+    findings = [finding for finding in findings if finding["key"] == key or finding["key"].startswith(prefixes)]
     result = {"key": key, "findings": findings, "settings": [], "now": None, "parts": {}, "notes": []}
-    if unfit := next((one["why"] for one in baseline if not one["fits"]), ""):
+    if unfit := next((timing["why"] for timing in baseline if not timing["fits"]), ""):
         return result | {"limit": f"memory: {unfit}"}
-    fitting = [one for rounds in timings.values() for one in rounds if one["fits"]]
+    fitting = [timing for rounds in timings.values() for timing in rounds if timing["fits"]]
     profiled, tokens = baseline[0], compared_tokens(fitting)
-    settings = [tried(key, one, timings[one.name], baseline, tokens) for one in spec.variants[1:]]
+    settings = [tried(key, variant, timings[variant.name], baseline, tokens) for variant in spec.variants[1:]]
     settings += [micro_batch(key, curve, profiled), *parts_of_step(profiled)]
-    if not any(one.baseline.get("packing.strategy") == "none" for one in spec.variants):
+    if not any(variant.baseline.get("packing.strategy") == "none" for variant in spec.variants):
         settings.append(padding(key, pack))
-    settings.sort(key=lambda one: -(one.brings_percent or 0.0))
+    settings.sort(key=lambda setting: -(setting.brings_percent or 0.0))
     limit = _limit_of_speed(settings, profiled)
-    if wrong := next((one for one in findings if one["key"].endswith((".tokenizer", ".train_on"))), None):
+    if wrong := next((finding for finding in findings if finding["key"].endswith((".tokenizer", ".train_on"))), None):
         limit = f"what is learned: {wrong['key']}: {wrong['found']}. As for speed: {limit}"
     now = figures_of(baseline, baseline, tokens) | {
         "tokens_per_second_at_peak": round(profiled["tokens_per_second"] / max(1e-9, profiled["mfu"])),
@@ -114,7 +114,7 @@ def examine(
     }
     return result | {
         "limit": limit,
-        "settings": [asdict(one) for one in settings],
+        "settings": [asdict(setting) for setting in settings],
         "now": now,
         "parts": profiled["parts"],
         "notes": machine_notes(fitting),
@@ -122,7 +122,7 @@ def examine(
 
 
 def _limit_of_speed(settings: list[Setting], baseline: dict[str, Any]) -> str:
-    first = next((one for one in settings if one.limit and (one.brings_percent or 0) >= WORTH), None)
+    first = next((setting for setting in settings if setting.limit and (setting.brings_percent or 0) >= WORTH), None)
     if first:
         return f"{first.limit} ({first.brings_percent:+.0f}% {first.how}); {first.do}"
     parts, used = baseline["parts"], baseline["mfu"]
@@ -140,7 +140,10 @@ def _limit_of_speed(settings: list[Setting], baseline: dict[str, Any]) -> str:
 def as_markdown(result: dict[str, Any]) -> str:
     """A Markdown table of the settings, the largest effect first, and the sentence on what limits the run."""
     lines = [f"## {result['key']}", ""]
-    lines += [f"- {one['severity']}: {one['key']}: {one['found']}; {one['do']}" for one in result["findings"]]
+    lines += [
+        f"- {finding['severity']}: {finding['key']}: {finding['found']}; {finding['do']}"
+        for finding in result["findings"]
+    ]
     lines += [""] * bool(result["findings"])
     if now := result["now"]:
         expected = f" ({now['expected_memory_gb']:.2f} expected)" if now["expected_memory_gb"] else ""
@@ -151,11 +154,11 @@ def as_markdown(result: dict[str, Any]) -> str:
             "",
         ]
     lines += [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    for one in result["settings"]:
-        figures = one["figures"] or {"gain_percent": one["brings_percent"]}
+    for setting in result["settings"]:
+        figures = setting["figures"] or {"gain_percent": setting["brings_percent"]}
         digits = {"gain_percent": "+.1f", "memory_gb": ".2f", "loss": ".3f"}
         brings, memory, loss = (_text(figures.get(name), shown) for name, shown in digits.items())
-        cells = (one["setting"], one["set_to"], brings, memory, loss, one["how"], one["do"])
+        cells = (setting["setting"], setting["set_to"], brings, memory, loss, setting["how"], setting["do"])
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     if result["parts"]:
         lines += ["", "Of a step: " + ", ".join(f"{share:.0%} {part}" for part, share in result["parts"].items()) + "."]

@@ -51,7 +51,9 @@ def check_family(
     for run in spec.runs:
         yield from check_hub(f"{run.key}.reference", run.reference)
         yield from _check_run(run, spec, chat, packs)
-    trained, held_out = ({one.folder.parent.name: one for one in some} for some in (corpora, evaluated))
+    trained, held_out = (
+        {corpus.folder.parent.name: corpus for corpus in artifacts} for artifacts in (corpora, evaluated)
+    )
     yield from check_leaks(spec.evaluations, trained, held_out)
     yield from run_checks.check_missing_answers(spec.evaluations, held_out)
 

@@ -37,7 +37,13 @@ def check_leaks(
         corpora: those that are trained on, by name.
         evaluated: those whose held-out rows are evaluated. Within one corpus equal prompts are always in one split.
     """
-    pairs = {(other, name) for one in evaluations for name in one.corpora for other in one.trained_on if name != other}
+    pairs = {
+        (other, name)
+        for evaluation in evaluations
+        for name in evaluation.corpora
+        for other in evaluation.trained_on
+        if name != other
+    }
     for other, group in groupby(sorted(pairs), itemgetter(0)):
         seen = corpora[other]
         # By corpus, whether system texts count, and the number of rows of each prompt that wasn't seen in training rows yet,
@@ -72,8 +78,8 @@ def _holds_documents(corpus: Artifact) -> bool:
 def _leak(corpus: Artifact, seen: Artifact, both: int, rows: int, what: str) -> Iterator[Finding]:
     if not both:
         return
-    name, other = (one.folder.parent.name for one in (corpus, seen))
-    ways, specs = [], [one.manifest["spec"] for one in (corpus, seen)]
+    name, other = (artifact.folder.parent.name for artifact in (corpus, seen))
+    ways, specs = [], [artifact.manifest["spec"] for artifact in (corpus, seen)]
     # Two corpora can't be decontaminated against each other; one can, against a corpus that isn't decontaminated itself.
     if not any(spec["decontamination"] for spec in specs):
         ways.append("set it ({})")

@@ -100,11 +100,11 @@ def describe_outliers(nodes: list[dict[str, Any]]) -> list[str]:
         off, settings = [], []
         for key, what in FIGURES.items():
             apart = DISK_TOLERANCE if key == "disk_bytes_per_second" else TOLERANCE
-            usual = median(one[key] for one in nodes if key in one) if key in node else None
+            usual = median(peer[key] for peer in nodes if key in peer) if key in node else None
             if usual and abs(share := node[key] / usual - 1) > apart:
                 off.append(f"{what} {abs(share):.0%} {'faster' if share > 0 else 'slower'} than the median")
         for key, value in node["gpu"].items():
-            usual = mode(one["gpu"].get(key, "") for one in nodes)
+            usual = mode(peer["gpu"].get(key, "") for peer in nodes)
             if usual != value:
                 settings.append(f"{key} is {value} there, elsewhere {usual}")
         if off:
@@ -114,7 +114,7 @@ def describe_outliers(nodes: list[dict[str, Any]]) -> list[str]:
 
 def table(nodes: list[dict[str, Any]]) -> str:
     lines = ["| node | " + " | ".join(FIGURES.values()) + " | GPU |", "|---|" + "---|" * len(FIGURES) + "---|"]
-    for node in sorted(nodes, key=lambda one: one["node"]):
+    for node in sorted(nodes, key=lambda row: row["node"]):
         cells = [f"{node[key]:,.4g}" for key in FIGURES]
         lines.append(f"| {node['node']} | {' | '.join(cells)} | {', '.join(node['gpu'].values())} |")
     return "\n".join(lines)

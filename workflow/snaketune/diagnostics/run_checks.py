@@ -101,8 +101,8 @@ def check_hyperparameters(run: PreflightRun, pretrained: bool, pack: dict[str, A
     rows = pack.get("packing_metadata", {}).get("rows") or pack["counts"]["train"].get("kept", 0)
     steps = training.epochs * rows / training.batch_rows
     if rows and steps < FEWEST_STEPS:
-        made = f"{training.batch_rows} rows a step make {max(1, round(steps))} steps of {rows:,} rows"
-        problem, do = f"{made}, too few to train with", "lower batch_rows, or raise epochs"
+        sentence = f"{training.batch_rows} rows a step make {max(1, round(steps))} steps of {rows:,} rows"
+        problem, do = f"{sentence}, too few to train with", "lower batch_rows, or raise epochs"
         yield Finding(key=f"{key}.batch_rows", problem=problem, do=do, certain=False)
 
 
@@ -141,8 +141,8 @@ def check_tokenizer_match(key: str, chat: ChatTokenizer, config: PretrainedConfi
     elif chat.vocab_size < FEWER * size:
         mismatches.append(f"it has {chat.vocab_size:,} tokens, but the base {size:,}")
     # Configs with parts may have no token ids of their own.
-    own = getattr(config, "eos_token_id", None)
-    ends = own if own is not None else getattr(text, "eos_token_id", None)
+    eos = getattr(config, "eos_token_id", None)
+    ends = eos if eos is not None else getattr(text, "eos_token_id", None)
     for end in ends if isinstance(ends, list | tuple) else () if ends is None else (ends,):
         if end < chat.vocab_size and not chat.is_control(np.array([end]))[0]:
             mismatches.append(f"the base's end-of-text token {end} is the word {chat.id_to_token(end)!r} in it")
@@ -199,16 +199,18 @@ def check_missing_answers(
 
     The answers are known after reading the rows, unlike in `config.workflow`. Args: evaluated: corpora by name.
     """
-    for one in evaluations:
-        answers = [read_table(evaluated[name].file("held_out.arrow")).column("answer") for name in one.exact_match]
+    for evaluation in evaluations:
+        answers = [
+            read_table(evaluated[name].file("held_out.arrow")).column("answer") for name in evaluation.exact_match
+        ]
         if answers and all(column.null_count == len(column) for column in answers):
-            rows = f"none of the {sum(map(len, answers)):,} held-out rows of {' and '.join(one.exact_match)}"
+            rows = f"none of the {sum(map(len, answers)):,} held-out rows of {' and '.join(evaluation.exact_match)}"
             problem = f"{rows} has a checkable answer, so there is nothing to compare"
             do = (
-                f"set corpora.{one.exact_match[0]}.answer_pattern to a pattern for it in the last assistant turn, or "
+                f"set corpora.{evaluation.exact_match[0]}.answer_pattern to a pattern for it in the last assistant turn, or "
                 "fields.answer of its sources to the column that holds it, or remove exact_match"
             )
-            yield Finding(key=f"{one.key}.exact_match", problem=problem, do=do)
+            yield Finding(key=f"{evaluation.key}.exact_match", problem=problem, do=do)
 
 
 # Tokens that a finding names.
@@ -218,10 +220,10 @@ SHOWN = 3
 def new_tokens(base: Pretrained, config: PretrainedConfig, chat: ChatTokenizer) -> np.ndarray:
     """bool[vocabulary]: the tokens without a row in the base's embedding, and those whose row its own tokenizer has no
     token for, or another one (a reserved one that was renamed)."""
-    ids, own = np.arange(chat.vocab_size), own_tokenizer(base)
+    ids, tokenizer = np.arange(chat.vocab_size), own_tokenizer(base)
     new = ids >= config.get_text_config().vocab_size
-    if own:
-        new |= np.array([own.id_to_token(id) != chat.id_to_token(id) for id in ids.tolist()])
+    if tokenizer:
+        new |= np.array([tokenizer.id_to_token(id) != chat.id_to_token(id) for id in ids.tolist()])
     return new
 
 

@@ -34,10 +34,12 @@ def figures_of(timings: list[Timing], baseline: list[Timing], tokens: float) -> 
         timings: one per round, as in `baseline`.
         tokens: at which losses are compared.
     """
-    figures: dict[str, Any] = {key: spread([one[key] for one in timings]) for key in ("tokens_per_second", "memory_gb")}
+    figures: dict[str, Any] = {
+        key: spread([timing[key] for timing in timings]) for key in ("tokens_per_second", "memory_gb")
+    }
     pairs = zip(timings, baseline)
-    gains = [100 * (one["tokens_per_second"] / other["tokens_per_second"] - 1) for one, other in pairs]
-    losses, usual = ([loss_at(one, tokens) for one in measured] for measured in (timings, baseline))
+    gains = [100 * (timing["tokens_per_second"] / other["tokens_per_second"] - 1) for timing, other in pairs]
+    losses, usual = ([loss_at(timing, tokens) for timing in measured] for measured in (timings, baseline))
     learns = ""
     if None in (*losses, *usual):
         learns = "its loss, or the baseline's, isn't finite"
@@ -73,7 +75,7 @@ def loss_at(measured: Timing, tokens: float) -> float | None:
 
 def compared_tokens(measured: list[Timing]) -> float:
     """The tokens that all of these trainings have seen at the middle of their last window."""
-    return min((one["windows"][-2]["tokens"] + one["windows"][-1]["tokens"]) / 2 for one in measured)
+    return min((timing["windows"][-2]["tokens"] + timing["windows"][-1]["tokens"]) / 2 for timing in measured)
 
 
 def machine_notes(measured: list[Timing]) -> list[str]:
@@ -81,12 +83,12 @@ def machine_notes(measured: list[Timing]) -> list[str]:
     changes = [
         f"{what} differed by {100 * (max(values) / min(values) - 1):.0f}%: something else ran, or the clock changed"
         for key, what in PROBES.items()
-        if max(values := [one["probe"][key] for one in measured]) > (1 + STEADY) * min(values)
+        if max(values := [timing["probe"][key] for timing in measured]) > (1 + STEADY) * min(values)
     ]
-    versions = {f"{name} {version}" for one in measured for name, version in one["libraries"].items()}
+    versions = {f"{name} {version}" for timing in measured for name, version in timing["libraries"].items()}
     if len(versions) > len(measured[0]["libraries"]):
         changes.append(f"libraries differed: {', '.join(sorted(versions))}")
-    if len(devices := sorted({one["device"] for one in measured})) > 1:
+    if len(devices := sorted({timing["device"] for timing in measured})) > 1:
         changes.append(f"devices differed: {' and '.join(devices)}")
     return [f"between timings, {change}; `snakemake doctor --forcerun timing` measures again" for change in changes]
 
@@ -133,7 +135,7 @@ def tried(key: str, variant: Variant, timings: list[Timing], baseline: list[Timi
     """
     changes = {name: _text(value) for name, value in variant.changes.items()}
     set_to = ", ".join(f"{name}: {_text(variant.baseline[name])} (tried {value})" for name, value in changes.items())
-    if unfit := next((one["why"] for one in timings if not one["fits"]), ""):
+    if unfit := next((timing["why"] for timing in timings if not timing["fits"]), ""):
         return Setting(variant.name, f"{set_to}; doesn't fit: {unfit}", None, "measured")
     figures = figures_of(timings, baseline, tokens)
     gain = figures["gain_percent"]["median"]

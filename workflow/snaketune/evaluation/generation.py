@@ -55,7 +55,7 @@ def left_padded(prompts: list[np.ndarray], pad_id: int) -> tuple[torch.Tensor, t
     """Tokens and attention mask of left-padded prompts, int64[B, W] each."""
     pad = partial(pad_sequence, batch_first=True, padding_side="left")
     ids = [torch.from_numpy(prompt.astype(np.int64)) for prompt in prompts]
-    return pad(ids, padding_value=pad_id), pad([torch.ones_like(one) for one in ids])
+    return pad(ids, padding_value=pad_id), pad([torch.ones_like(tokens) for tokens in ids])
 
 
 @torch.no_grad()

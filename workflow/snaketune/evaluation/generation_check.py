@@ -94,7 +94,7 @@ def _fault(
     scale = scale_of(torch.cat([logits_NV for _, logits_NV in expected])).item()
     shares, labels = [], []
     numbered = list(zip(prompts, expected))
-    for chunk in [numbered] if mode.batched else [[one] for one in numbered]:
+    for chunk in [numbered] if mode.batched else [[pair] for pair in numbered]:
         ids_BW, mask_BW = left_padded([prompt for prompt, _ in chunk], chat.pad_id)
         try:
             out = model.generate(

@@ -11,7 +11,7 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.engine.model.devices import Compute
 from snaketune.engine.model.logprobs import all_pair_logprobs, losses_by_batch
 from snaketune.engine.model.packing_support import choose_kernel
-from snaketune.engine.model.passed_test import PassedTest
+from snaketune.engine.model.self_test_record import SelfTestRecord
 from snaketune.engine.model.selftest import self_test
 from snaketune.engine.packing.rows import PackedRows
 from snaketune.evaluation.score_intervals import mean_interval, per_token_interval, share_interval
@@ -30,7 +30,7 @@ def choose_forward(
     config: PretrainedConfig | None,
     packs: list[PackedRows],
     compute: Compute,
-    record: PassedTest | None = None,
+    record: SelfTestRecord | None = None,
 ) -> tuple[Compute, dict[str, Any], dict[str, Any]]:
     """Device, data type and kernel for held-out rows, entries for the manifest, and entries for run.json.
     `record`: of a self-test of a model with the same config on the same rows, with the kernel of `compute`."""
@@ -168,8 +168,8 @@ def by_source(
     """`{"by_source": ...}`, the `preference_scores` by index of the source; empty if there is only one source."""
     scores = {}
     for number in sorted(set(sources)):
-        own = [index for index, source in enumerate(sources) if source == number]
-        scores[str(number)] = preference_scores(sums_P2[own], counts_P2[own], reference_P2[own])
+        indices = [index for index, source in enumerate(sources) if source == number]
+        scores[str(number)] = preference_scores(sums_P2[indices], counts_P2[indices], reference_P2[indices])
     return {"by_source": scores} if len(scores) > 1 else {}
 
 

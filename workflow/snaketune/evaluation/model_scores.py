@@ -53,7 +53,7 @@ from snaketune.stages.specs import EvalSpec
 from snaketune.tables import read_table, write_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.template import Refused
-from snaketune.training.passed_tests import record_of_evaluation
+from snaketune.training.self_test_records import record_of_evaluation
 
 # Modules whose code affects responses: generation, merging of adapters, the model's own attention.
 CODE = ("snaketune.evaluation.generation", "snaketune.models.adapter_stack", "snaketune.engine.model.attention")

@@ -61,7 +61,9 @@ def build(
         race.files()
     earlier = {run: share for run in spec.runs for race in before if (share := paused_at(race.manifest_path, run))}
     stopped = {
-        run: made.manifest["stopped"]["step"] for run, made in zip(spec.runs, snapshots, strict=True) if failed(made)
+        run: snapshot.manifest["stopped"]["step"]
+        for run, snapshot in zip(spec.runs, snapshots, strict=True)
+        if failed(snapshot)
     }
     values = {
         run: row_scores(evaluation, spec.metric)

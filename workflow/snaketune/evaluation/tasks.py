@@ -79,8 +79,8 @@ def prepared_tasks(
             "eval.tasks.chat_template is true, but the tokenizer has none; set it to auto, or set a template under "
             "tokenizers.NAME.chat_template"
         )
-    own = {"include_path": str(folder), "include_defaults": False} if folder else {}
-    manager = tasks.TaskManager(**own)
+    options = {"include_path": str(folder), "include_defaults": False} if folder else {}
+    manager = tasks.TaskManager(**options)
     where = str(folder) if folder else "lm-evaluation-harness"
     for name in questions.names:
         if name not in manager.all_tasks:
@@ -135,7 +135,7 @@ def run_tasks(
             f"eval.tasks.names: {', '.join(empty)} in {prepared.where} gives no numeric score; check its metric_list"
         )
     stderrs = {task: _numbers(values, "_stderr") for task, values in measured}
-    intervals = {task: _intervals(scores[task], some, _size(results, task)) for task, some in stderrs.items()}
+    intervals = {task: _intervals(scores[task], errors, _size(results, task)) for task, errors in stderrs.items()}
     harness = harness_results(
         results,
         [prepared.folder, prepared.folder.absolute(), Path.cwd()],
@@ -178,7 +178,7 @@ def _commits(tasks: dict[str, Any]) -> dict[str, list[str]]:
         path = getattr(task, "DATASET_PATH", None)
         if not known and path and "/" in path and not Path(path).exists():
             commits.setdefault(path, set())
-    return {repository: sorted(some) for repository, some in sorted(commits.items())}
+    return {repository: sorted(revisions) for repository, revisions in sorted(commits.items())}
 
 
 def _numbers(measured: dict[str, Any], ending: str = "") -> dict[str, float]:
@@ -205,8 +205,8 @@ def _size(results: dict[str, Any], name: str) -> int:
     >>> _size({"n-samples": samples, "group_subtasks": {"all": ["a", "more"], "more": ["b"]}}, "all")
     7
     """
-    if own := results["n-samples"].get(name):
-        return own["effective"]
+    if samples := results["n-samples"].get(name):
+        return samples["effective"]
     return sum(_size(results, part) for part in results["group_subtasks"].get(name, ()))
 
 
@@ -245,11 +245,11 @@ def _own_datasets_cache(scratch: Path) -> Iterator[None]:
     also without a network."""
     from datasets import config
 
-    with TemporaryDirectory(dir=scratch, prefix="datasets-") as own:
+    with TemporaryDirectory(dir=scratch, prefix="datasets-") as cache:
         for hub in Path(config.HF_DATASETS_CACHE).glob("*___*"):
-            (Path(own) / hub.name).symlink_to(hub.resolve())
+            (Path(cache) / hub.name).symlink_to(hub.resolve())
         # `datasets` reads its environment once, at import, and tasks are loaded without a `cache_dir`.
-        shared, config.HF_DATASETS_CACHE = config.HF_DATASETS_CACHE, Path(own)
+        shared, config.HF_DATASETS_CACHE = config.HF_DATASETS_CACHE, Path(cache)
         try:
             yield
         finally:

@@ -40,9 +40,9 @@ def check_trained_on(result: Artifact, base_layers: Sequence[Artifact]) -> None:
         # The continued run's adapter is part of this one, so that run isn't a base layer.
         trained_on = trained_on[1:]
     if trained_on != [layer.content for layer in base_layers]:
-        given = ", ".join(str(layer.manifest_path) for layer in base_layers) or "none"
+        paths = ", ".join(str(layer.manifest_path) for layer in base_layers) or "none"
         raise SnaketuneError(
-            f"{result.manifest_path}: its adapters were trained on other results than the given base layers ({given}); give "
+            f"{result.manifest_path}: its adapters were trained on other results than the given base layers ({paths}); give "
             f"model and base_layers from the top down, or rebuild it with: {rebuild_command(result.manifest_path)}"
         )
 

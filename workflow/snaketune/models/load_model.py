@@ -13,7 +13,7 @@ from transformers.utils import ADAPTER_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAF
 from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.lora import Quantization
 from snaketune.config.model_files import check_index, check_model_files, texts
-from snaketune.engine.model.text_part import auto_class, freeze_other_parts
+from snaketune.engine.model.text_part import auto_class, freeze_non_text_modules
 from snaketune.errors import SnaketuneError, first_line
 from snaketune.models.rope_scaling import check_scaled, scaled_config
 from snaketune.tokenization.chat import ChatTokenizer
@@ -100,7 +100,7 @@ def _device_for_4_bits() -> int | str:
 
 
 def _prepared(model: PreTrainedModel, quantization: Quantization | None) -> PreTrainedModel:
-    freeze_other_parts(model)
+    freeze_non_text_modules(model)
     if quantization is None:
         return model
     from peft import prepare_model_for_kbit_training
@@ -117,9 +117,9 @@ def _prepared(model: PreTrainedModel, quantization: Quantization | None) -> PreT
 def _check_tokenizer(base: Pretrained, chat: ChatTokenizer) -> None:
     """Raise SnaketuneError if the run's tokenizer gives tokens of the base other ids; it may have new tokens, lack added
     tokens of the base, and rename reserved ones."""
-    if (own := own_tokenizer(base)) is None:
+    if (tokenizer := own_tokenizer(base)) is None:
         return
-    known, added = own.get_vocab(with_added_tokens=True), own.get_added_tokens_decoder()
+    known, added = tokenizer.get_vocab(with_added_tokens=True), tokenizer.get_added_tokens_decoder()
 
     def may_differ(token: str) -> bool:
         if known[token] not in added or chat.has_token(token):

@@ -45,12 +45,12 @@ def scaled_config(config: PretrainedConfig, rope: RopeScaling, name: str) -> Pre
     text = scaled.get_text_config()
     found = _own_parameters(text, name)
     original = rope.original_max_position_embeddings or _original_length(text, found, name)
-    longest, own = int(original * rope.factor), getattr(text, "max_position_embeddings", None) or 0
-    if longest < own:
+    longest, limit = int(original * rope.factor), getattr(text, "max_position_embeddings", None) or 0
+    if longest < limit:
         raise _refused(
             name,
-            f"factor {rope.factor:g} makes {longest} positions of the original {original}, but the model has {own} already",
-            f"set a factor above {own / original:g}, or remove the key",
+            f"factor {rope.factor:g} makes {longest} positions of the original {original}, but the model has {limit} already",
+            f"set a factor above {limit / original:g}, or remove the key",
         )
     of_type = rope.type == found["rope_type"]
     # An attention factor is made for one factor; without it, transformers computes that of the new one.

@@ -22,8 +22,8 @@ STAGE = Stage(
 
 def build(spec: PackSpec, work: WorkFolder, *, plan: Artifact, shards: list[Artifact]) -> Outcome:
     """Link `<split>-<number>.arrow` and `documents.arrow` into `work.payload`."""
+    from snaketune.packing.pairs_digest import digest_pairs
     from snaketune.packing.row_plan import FACTS
-    from snaketune.packing.same_pairs import digest_pairs
     from snaketune.stages.cache.payload_files import place
 
     for path in [*(path for part in shards for path in part.files()), *plan.files("documents")]:

@@ -129,13 +129,13 @@ def _documents(kind: str, split: str, rows: PackedUnits, parts: TokenParts) -> I
             tokens, supervised = (np.add.reduceat(values, rows.roots) for values in (tokens, supervised))
     row_of = np.repeat(np.arange(rows.rows, dtype=np.int32), np.diff(offsets))
     for start in range(0, len(sequence), ROWS_PER_BATCH):
-        some = slice(start, start + ROWS_PER_BATCH)
-        of = pa.array(sequence[some])
+        batch = slice(start, start + ROWS_PER_BATCH)
+        of = pa.array(sequence[batch])
         columns = {
             "split": pa.repeat(split, len(of)),
-            "row": row_of[some],
-            "tokens": tokens[some],
-            "supervised": supervised[some],
+            "row": row_of[batch],
+            "tokens": tokens[batch],
+            "supervised": supervised[batch],
             **{name: column.take(of) for name, column in from_index.items()},
         }
         yield pa.record_batch([pa.array(columns[name]) for name in schema.names], schema=schema)

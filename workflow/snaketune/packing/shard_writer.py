@@ -56,7 +56,7 @@ def write_shards(
     plan, *inputs = (artifact.for_part(spec.part) for artifact in (plan, *tokens, *corpus))
     tokens, corpus = inputs[: len(tokens)], inputs[len(tokens) :]
     shards = list(_shards(plan))
-    own = shards[len(shards) * (spec.part - 1) // spec.parts : len(shards) * spec.part // spec.parts]
+    part_shards = shards[len(shards) * (spec.part - 1) // spec.parts : len(shards) * spec.part // spec.parts]
     packed = plan.manifest["format_version"] != RAW_FORMAT_VERSION
     parts = TokenParts(tokens)
     # One split at a time is in memory.
@@ -64,7 +64,7 @@ def write_shards(
     builder_of = lru_cache(1)(lambda split: RowBuilder(rows_of(split), parts, split))
     finished = work.state / "shards"
     finished.mkdir(parents=True, exist_ok=True)
-    for shard in progress(own, "writing", "shards", len(own)):
+    for shard in progress(part_shards, "writing", "shards", len(part_shards)):
         path = finished / shard.name
         if not path.exists():
             partial = path.with_suffix(".partial")
@@ -75,9 +75,9 @@ def write_shards(
             # Only a complete shard gets its name, even if the machine loses power.
             sync(partial)
             partial.rename(path)
-    for shard in own:
+    for shard in part_shards:
         (finished / shard.name).rename(work.payload / shard.name)
-    return Outcome(counts={"shards": len(own), "rows": sum(s.last - s.first for s in own)})
+    return Outcome(counts={"shards": len(part_shards), "rows": sum(s.last - s.first for s in part_shards)})
 
 
 def _shards(plan: Artifact) -> Iterator[Shard]:
@@ -108,7 +108,9 @@ def _write_raw(rows: "PlannedRows", corpus: Artifact, shard: Shard, path: Path) 
     """Write a shard of unchanged corpus rows (format v2.0), which TRL's trainer tokenizes."""
     table = read_table(corpus.file(f"{shard.split}.arrow"))
     for chunk in table.column("messages").chunks:
-        name = next((one for one in ("supervised", "weight") if chunk.type.value_type.get_field_index(one) >= 0), None)
+        name = next(
+            (field for field in ("supervised", "weight") if chunk.type.value_type.get_field_index(field) >= 0), None
+        )
         if name and not pc.all(pc.equal(chunk.flatten().field(name).cast(pa.float32()), 1)).as_py():
             raise SnaketuneError(
                 "packing.strategy: none: some turns have another weight than 1, and TRL's trainer would learn them as all "

@@ -191,14 +191,14 @@ def render(
     """Render rows; the first, the last and one between of those that the template accepts are kept to be shown."""
     rendered = RenderedRows(template=renderer.template, exact=renderer.exact)
     chat = renderer.chat.for_documents() if kind == TEXT else renderer.chat
-    taken: LocatedRows = []
+    accepted_rows: LocatedRows = []
     lengths = [np.zeros(0, np.int64)]
     total = supervised = 0
     for start in range(0, len(rows), ROWS_PER_BATCH):
         batch = rows[start : start + ROWS_PER_BATCH]
         for accepted, encoded in _encoded(chat, kind, batch, supervision, rendered.refused):
             sequences, by_row, control = _sequences(chat, kind, [row for _, row in accepted], encoded, supervision)
-            taken += accepted
+            accepted_rows += accepted
             lengths.append(_tokens(renderer, chat, sequences))
             total += len(sequences.ids)
             supervised += int(by_row.sum())
@@ -206,9 +206,9 @@ def render(
             rendered.control_text += int(control.sum())
     rendered.lengths = np.concatenate(lengths)
     rendered.supervised = supervised / total if total else 0.0
-    for number in sorted({0, len(taken) // 2, len(taken) - 1} if taken else ()):
-        for _, encoded in _encoded(chat, kind, [taken[number]], supervision, []):
-            rendered.rows.append(_rendered_row(chat, kind, *taken[number], encoded))
+    for number in sorted({0, len(accepted_rows) // 2, len(accepted_rows) - 1} if accepted_rows else ()):
+        for _, encoded in _encoded(chat, kind, [accepted_rows[number]], supervision, []):
+            rendered.rows.append(_rendered_row(chat, kind, *accepted_rows[number], encoded))
     return rendered
 
 
@@ -243,7 +243,7 @@ def _encoded(
         if len(rows) == 1:
             refused.append((rows[0][0], str(error)))
             return
-    one_by_one = [one for row in rows for one in _encoded(chat, kind, [row], supervision, refused)]
+    one_by_one = [result for row in rows for result in _encoded(chat, kind, [row], supervision, refused)]
     if one_by_one:
         yield [row for (row,), _ in one_by_one], concatenated([encoded for _, encoded in one_by_one])
 

@@ -153,19 +153,19 @@ def _head(path: Path) -> bytes:
 
 def _first_rows(rows: Iterable[RawRow], max_rows: int, max_characters: int) -> tuple[list[RawRow], bool, str | None]:
     """The first rows; whether these are all; and the error that ended them, if any."""
-    taken: list[RawRow] = []
+    first_rows: list[RawRow] = []
     characters = 0
     reading = iter(rows)
     try:
         with closing(reading):  # type: ignore[type-var]
             for raw in reading:
-                if len(taken) == max_rows or characters > max_characters:
-                    return taken, False, None
-                taken.append(raw)
+                if len(first_rows) == max_rows or characters > max_characters:
+                    return first_rows, False, None
+                first_rows.append(raw)
                 characters += _length(raw)
     except SnaketuneError as error:
-        return taken, False, str(error)
-    return taken, True, None
+        return first_rows, False, str(error)
+    return first_rows, True, None
 
 
 def _length(raw: RawRow) -> int:

@@ -116,8 +116,8 @@ def preview_config(content: str) -> Iterator[SourcePreview]:
         SnaketuneError: a template or tokenizer can't be read.
     """
     cached_renderer = cache(load_renderer)
-    for one in json.loads(content):
-        corpus = PreviewedCorpus.model_validate(one)
+    for raw_corpus in json.loads(content):
+        corpus = PreviewedCorpus.model_validate(raw_corpus)
         template = Path(corpus.chat_template) if corpus.chat_template else None
         # The tokenizer if it exists, or the folder that it will be adopted from.
         folders = (Path(folder) for folder in (corpus.tokenizer, corpus.adopt) if folder)

@@ -71,7 +71,7 @@ def pushed_jobs(graph: JobGraph) -> list[Job]:
     if not graph.config.push:
         raise SnaketuneError("the config has no `push:`, so there is nothing to push (docs/publishing.md)")
     names = [push.model.split(":") for push in graph.config.push.values()]
-    return [graph.job(*one) for kind, run in names for one in ((kind, run), ("card", f"{kind}-{run}"))]
+    return [graph.job(*key) for kind, run in names for key in ((kind, run), ("card", f"{kind}-{run}"))]
 
 
 def push(models: dict[str, Push], *, dry_run: bool) -> None:

@@ -182,7 +182,7 @@ def variant_rows(variants: Variants) -> tuple[list[str], list[dict[str, Any]]]:
             {"variant": label, "best": "yes" if label == variants.best else ""}
             | {key: values[label] for key, values in variants.keys.items()}
             | {heading: column.values[label] for heading, column in named.items()}
-            | {"warnings": ", ".join(one.kind for one in variants.warnings.get(label, []))}
+            | {"warnings": ", ".join(warning.kind for warning in variants.warnings.get(label, []))}
             | {"stopped at step": stopped and stopped.step, "because": stopped and stopped.reason}
         )
     return ["variant", "best", *variants.keys, *named, "warnings", "stopped at step", "because"], rows

@@ -43,4 +43,4 @@ def inline_panels(chart: Chart, drawn: Sequence[str]) -> list[tuple[str, Markup]
 
 def _runs(values: list[Any], attribute: str) -> list[tuple[Any, list[Any]]]:
     """Group neighbours with the same value of `attribute`, in order."""
-    return [(key, list(some)) for key, some in groupby(values, attrgetter(attribute))]
+    return [(key, list(group)) for key, group in groupby(values, attrgetter(attribute))]

@@ -175,17 +175,17 @@ class Pages:
     def _changes(self, labels: list[str], most: int) -> list[dict[str, Any]]:
         """The changes in the held-out pairs of the runs `labels`: figures, counts and the pairs that flipped."""
         # The chart has two panels per change.
-        panels = {id(one): self.panels["preferences"][2 * n : 2 * n + 2] for n, one in enumerate(self.changes)}
+        panels = {id(change): self.panels["preferences"][2 * n : 2 * n + 2] for n, change in enumerate(self.changes)}
         return [
             {
-                "change": one,
-                "panels": panels[id(one)],
-                "outcomes": {"per token": one.outcomes(True), "whole response": one.outcomes(False)},
-                "flips": {name: flips(self.results, one, name == "won", most) for name in ("won", "lost")},
+                "change": change,
+                "panels": panels[id(change)],
+                "outcomes": {"per token": change.outcomes(True), "whole response": change.outcomes(False)},
+                "flips": {name: flips(self.results, change, name == "won", most) for name in ("won", "lost")},
             }
             for label in labels
-            for one in self.changes
-            if one.label == label
+            for change in self.changes
+            if change.label == label
         ]
 
 

@@ -64,7 +64,7 @@ def pages_for(stages: Collection[str], compared: bool = False) -> dict[str, tupl
     >>> list(pages_for({"corpus"}))
     ['index.html', 'data.csv', 'corpus.html', 'characters.svg']
     """
-    pages = {name: about for needed, some in PAGES if needed <= {*stages} for name, about in some.items()}
+    pages = {name: about for needed, group in PAGES if needed <= {*stages} for name, about in group.items()}
     return pages | (COMPARISON if compared else {})
 
 

@@ -113,7 +113,8 @@ class Stage:
     def arguments(self, artifacts: dict[str, list[Artifact]], files: dict[str, list[Path]]) -> dict[str, Any]:
         """The keyword arguments of `build` by role: one artifact, a list of them, or files."""
         read = {
-            role: artifacts.get(role, []) if taken.many else artifacts[role][0] for role, taken in self.inputs.items()
+            role: artifacts.get(role, []) if definition.many else artifacts[role][0]
+            for role, definition in self.inputs.items()
         }
         return read | files
 

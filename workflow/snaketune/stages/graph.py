@@ -77,7 +77,10 @@ def _report_job(context: Context) -> Job:
     # Sorted, so that the order of the config doesn't matter.
     stages = list(STAGES)
     compared = {
-        one for job in context.jobs.values() if job.stage == "race" for one in map(id, job.artifacts["evaluated"])
+        identity
+        for job in context.jobs.values()
+        if job.stage == "race"
+        for identity in map(id, job.artifacts["evaluated"])
     }
     chosen = (
         job
@@ -106,7 +109,8 @@ def _same(jobs: Iterable[Job]) -> dict[str, Job]:
     same: dict[str, Job] = {}
     for job in jobs:
         made_from = {
-            role: tuple(same.get(made.manifest, made).manifest for made in some) for role, some in job.artifacts.items()
+            role: tuple(same.get(upstream.manifest, upstream).manifest for upstream in inputs)
+            for role, inputs in job.artifacts.items()
         }
         spec, read = json.dumps(job.plain_spec, sort_keys=True), tuple(sorted((made_from | job.files).items()))
         earlier = first.setdefault((job.stage, spec, read), job)

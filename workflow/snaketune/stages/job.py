@@ -32,7 +32,7 @@ class Job:
     @cached_property
     def race(self) -> "Job | None":
         """The race that may pause this training."""
-        return next((one for one in self.after if one.stage == "race"), None)
+        return next((job for job in self.after if job.stage == "race"), None)
 
     @cached_property
     def plain_spec(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class Planner:
     def _codes(self) -> dict[str, str]:
         """Digest of each stage's code; not computed in processes that run single jobs."""
         modules = Modules()
-        return {stage: modules.digest(made.module) for stage, made in STAGES.items()}
+        return {stage: modules.digest(declaration.module) for stage, declaration in STAGES.items()}
 
     def write_job_files(self, *, dry_run: bool) -> None:
         """Write the files of all jobs at once: Snakemake lists a folder on first access, and misses files written later.
@@ -79,13 +79,13 @@ class Planner:
         Args: every: include what another input implies: roles (`Stage.transitive`), and the payload beside each manifest.
         """
         implied = () if every else STAGES[job.stage].transitive
-        paths = {role: list(some) for role, some in inputs_by_role(job).items() if role not in implied}
+        paths = {role: list(files) for role, files in inputs_by_role(job).items() if role not in implied}
         if every:
-            paths["payloads"] = [one.payload for one in _decisive(job)]
+            paths["payloads"] = [upstream.payload for upstream in _decisive(job)]
         if not self.results.of(job).current:
             self._to_run[job.key] = job
             # These affect how it runs, and are no reason to run it.
-            paths["after"] = [one.manifest for one in job.after]
+            paths["after"] = [upstream.manifest for upstream in job.after]
             # Of two jobs with the same result, the second reuses that of the first.
             if first := self.graph.same_as.get(job.manifest):
                 paths["same"] = [first.manifest]
@@ -101,8 +101,10 @@ class Planner:
         def follows(job: Job) -> bool:
             """Whether a stale job of the stages is above."""
             if job.manifest not in waits:
-                above = [one for one in (*made_from(job), *job.after) if not self.results.of(one).current]
-                waits[job.manifest] = any(one.stage in stages or follows(one) for one in above)
+                above = [
+                    upstream for upstream in (*made_from(job), *job.after) if not self.results.of(upstream).current
+                ]
+                waits[job.manifest] = any(upstream.stage in stages or follows(upstream) for upstream in above)
             return waits[job.manifest]
 
         jobs = (job for job in self.graph.jobs.values() if job.stage in stages)
@@ -134,7 +136,9 @@ class Planner:
             return None
         if status.manifest is None and not status.why:
             return ("missing",)
-        above = tuple(f"{one.key} isn't current" for one in _decisive(job) if not self.results.of(one).current)
+        above = tuple(
+            f"{upstream.key} isn't current" for upstream in _decisive(job) if not self.results.of(upstream).current
+        )
         return status.why or above or ("forced",)
 
 

@@ -80,8 +80,8 @@ def build_once(job: LoadedJob, build: Callable[[WorkFolder], Outcome], work_root
     requested = {"stage": stage.name, "spec": job.plain_spec, "inputs": inputs}
 
     def publish_cached(cached: WorkFolder, result: Artifact, described: dict[str, Any]) -> None:
-        made = f"{out} is the result of {cached.made_at()} ({cached.folder.name})"
-        print(f"{stage.name}: nothing to compute; {made}", flush=True)
+        origin = f"{out} is the result of {cached.made_at()} ({cached.folder.name})"
+        print(f"{stage.name}: nothing to compute; {origin}", flush=True)
         publish(result, cached, claim, stage.payload, described)
 
     if not stage.measures and not work.manifest.is_file():

@@ -274,7 +274,9 @@ class ReportSpec(Report):
 
 def spec_from(model: type[AnyModel], *sections: Model | None, **values: Any) -> AnyModel:
     """A model with these values, and for its other fields the attributes of that name of config sections."""
-    found = {name: getattr(one, name) for one in sections for name in model.model_fields if hasattr(one, name)}
+    found = {
+        name: getattr(section, name) for section in sections for name in model.model_fields if hasattr(section, name)
+    }
     return model(**(found | values))
 
 

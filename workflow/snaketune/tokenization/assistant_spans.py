@@ -53,8 +53,8 @@ def bracketed_spans(
     spans = []
     for messages, text, candidate, own_tools in zip(conversations, texts, marked, tools, strict=True):
 
-        def rendered(some: list[Message], own_tools: str | None = own_tools) -> str:
-            return write([some], tools=[own_tools])[0]
+        def rendered(conversation: list[Message], own_tools: str | None = own_tools) -> str:
+            return write([conversation], tools=[own_tools])[0]
 
         if candidate.replace(bracket, "") != text:
             # With brackets inside the outer whitespace, a template that trims removes the same as before.
@@ -111,7 +111,9 @@ def _turn_with_calls(
     *before, last = messages
     with_calls = rendered([*before, *_add_brackets([last], bracket, inside=False)])
     with_text = rendered([*before, {"role": "assistant", "content": bracket}]).split(bracket)[0]
-    start = next((at for at, (one, other) in enumerate(zip(with_calls, with_text)) if one != other), len(with_text))
+    start = next(
+        (at for at, (character, other) in enumerate(zip(with_calls, with_text)) if character != other), len(with_text)
+    )
     if start < len(with_text):
         # `<tool_call>` and `<think>` begin alike, so the turn starts after the last control token or line break before.
         frame = with_calls[:start]

@@ -273,15 +273,15 @@ class ChatTokenizer:
             if frame.omitted:
                 raise OmittedTurn(messages[frame.omitted[0]])
         encoded = []
-        for number, (text, encoding, own, frame) in enumerate(zip(texts, encodings, spans, frames, strict=True)):
+        for number, (text, encoding, row_spans, frame) in enumerate(zip(texts, encodings, spans, frames, strict=True)):
             if number in guarded:
-                ids, encoding, own, apart = guarded[number]
+                ids, encoding, row_spans, apart = guarded[number]
             else:
-                ends = self.template.prompt_ends(conversations[number], text, own, trained[number])
+                ends = self.template.prompt_ends(conversations[number], text, row_spans, trained[number])
                 encoding, apart = self._boundaries.apart(text, encoding, ends)
                 ids = np.array(encoding.ids, np.int32)
-            own = token_spans(encoding, own, self._is_control[ids])
-            encoded.append(Encoded(ids, own, apart, self._ends(ids, frame)))
+            row_spans = token_spans(encoding, row_spans, self._is_control[ids])
+            encoded.append(Encoded(ids, row_spans, apart, self._ends(ids, frame)))
         return encoded
 
     def _ends(self, ids: np.ndarray, frame: ControlFrame) -> list[int | None]:
@@ -315,7 +315,7 @@ class ChatTokenizer:
                 own_tools = json.dumps(tool_calls.with_strings(json.loads(own_tools), inside), ensure_ascii=False)
             for ends in (True, False):
                 guarded = self.control.guard(messages, guard, ends)
-                (text,), (own,) = self.template.render([guarded], add_generation_prompt, [own_tools])
+                (text,), (row_spans,) = self.template.render([guarded], add_generation_prompt, [own_tools])
                 if text.replace(guard, "") == expected:
                     break
             else:
@@ -325,8 +325,8 @@ class ChatTokenizer:
                     f"from one, in {expected[:200]!r}; drop such rows from the corpus or use another template",
                 )
             texts.append(text)
-            spans.append(own)
-            prompt_ends.append(self.template.prompt_ends(messages, text, own, own_trained))
+            spans.append(row_spans)
+            prompt_ends.append(self.template.prompt_ends(messages, text, row_spans, own_trained))
         return self.control.encode(texts, spans, prompt_ends, lead, guard)
 
     def _special_id(self, key: str) -> int:

@@ -255,7 +255,11 @@ class ChatTemplate:
     ) -> list[str]:
         """The text of conversations; SnaketuneError if the template refuses one."""
         texts, _ = self._written(self.text, conversations, prompt, tools, **variables)
-        return texts if prompt else [text + self._end(own) for own, text in zip(conversations, texts, strict=True)]
+        return (
+            texts
+            if prompt
+            else [text + self._end(messages) for messages, text in zip(conversations, texts, strict=True)]
+        )
 
     def _end(self, messages: list[Message]) -> str:
         """What a conversation's text lacks at its end."""
@@ -346,11 +350,11 @@ class ChatTemplate:
         """Render with a template that marks nothing."""
         texts = self.write_all(conversations, tools=tools)
         spans = [self._known_spans(*row) for row in zip(conversations, tools, texts)]
-        if rest := [number for number, own in enumerate(spans) if own is None]:
+        if rest := [number for number, row_spans in enumerate(spans) if row_spans is None]:
             columns = ([column[number] for number in rest] for column in (conversations, texts, tools))
             known = bracketed_spans(*columns, self._control, self.write_all)
-            for number, own in zip(rest, known, strict=True):
-                spans[number] = own
+            for number, row_spans in zip(rest, known, strict=True):
+                spans[number] = row_spans
         return texts, spans
 
     def _render_marked(
@@ -358,9 +362,9 @@ class ChatTemplate:
     ) -> tuple[list[str], list[list[Span]]]:
         """Render with a template that marks what is generated."""
         texts, marked = self._written(template, conversations, False, tools)
-        spans = [without_blanks(text, own, self._control) for text, own in zip(texts, marked, strict=True)]
-        for messages, text, own in zip(conversations, texts, spans, strict=True):
-            tool_calls.check_marked_calls(messages, text, own)
+        spans = [without_blanks(text, row_spans, self._control) for text, row_spans in zip(texts, marked, strict=True)]
+        for messages, text, row_spans in zip(conversations, texts, spans, strict=True):
+            tool_calls.check_marked_calls(messages, text, row_spans)
         return texts, spans
 
     def _known_spans(self, messages: list[Message], tools: str | None, text: str) -> list[Span | None] | None:

@@ -125,9 +125,13 @@ class ControlTokens:
             return renamed.names.get(match["added"], match["added"]) if match["added"] else ""
 
         positions = [
-            [*own, *((end, end) for end in ends.values())] for own, ends in zip(spans, prompt_ends, strict=True)
+            [*text_spans, *((end, end) for end in ends.values())]
+            for text_spans, ends in zip(spans, prompt_ends, strict=True)
         ]
-        changed = [substitute(pattern, swapped, text, own) for text, own in zip(texts, positions, strict=True)]
+        changed = [
+            substitute(pattern, swapped, text, text_positions)
+            for text, text_positions in zip(texts, positions, strict=True)
+        ]
         encodings = renamed.tokenizer.encode_batch([text for text, _ in changed], add_special_tokens=False)
         for (text, shifted), encoding, ends in zip(changed, encodings, prompt_ends, strict=True):
             first = len(shifted) - len(ends)

@@ -59,7 +59,8 @@ class TemplateControl:
     def frame(self, messages: list[Message], tools: str | None, add_generation_prompt: bool) -> ControlFrame:
         """The frame of messages of this shape."""
         shape = (
-            json.dumps(blank_message(one)) if one.keys() & {"tool_calls", *KEYS} else one["role"] for one in messages
+            json.dumps(blank_message(message)) if message.keys() & {"tool_calls", *KEYS} else message["role"]
+            for message in messages
         )
         key = (add_generation_prompt, tools, *shape)
         if key not in self._frames:

@@ -107,7 +107,7 @@ def _write(
     with (work.payload / QUARANTINE).open("w", encoding="utf-8") if quarantines else nullcontext() as file:
         quarantine = Quarantine(file)
         for split in SPLITS:
-            own = Counter(dict.fromkeys(COUNTED, 0))
+            tally = Counter(dict.fromkeys(COUNTED, 0))
             batches = tables[split].to_batches()
             earlier = sum(len(batch) for part in range(1, spec.part) for batch in _part_of(batches, part, spec.parts))
             groups = list(_groups(spec, tables[split]))
@@ -115,21 +115,21 @@ def _write(
                 for number, group in enumerate(progress(groups, f"tokenizing {split}", "groups of rows", len(groups))):
                     rows, refused = encoder.encode(group, number, refuses=quarantines)
                     for at, error in refused:
-                        raw = RawRow("row", earlier + own["rows"] + at + 1, group.slice(at, 1).to_pylist()[0])
+                        raw = RawRow("row", earlier + tally["rows"] + at + 1, group.slice(at, 1).to_pylist()[0])
                         quarantine.add(split, raw, Malformed(error.reason, str(error)))
                     writer.write(rows)
                     supervised = rows.supervised_tokens
-                    own["rows"] += len(group)
-                    own["refused"] += len(refused)
-                    own["tokens"] += len(rows.sequences.ids)
-                    own["supervised_tokens"] += int(supervised.sum())
-                    own["control_text"] += int(rows.control_text.sum())
-                    own["nothing_supervised"] += int((supervised == 0).sum()) - len(refused)
+                    tally["rows"] += len(group)
+                    tally["refused"] += len(refused)
+                    tally["tokens"] += len(rows.sequences.ids)
+                    tally["supervised_tokens"] += int(supervised.sum())
+                    tally["control_text"] += int(rows.control_text.sum())
+                    tally["nothing_supervised"] += int((supervised == 0).sum()) - len(refused)
                     if split == "train" and spec.part == 1 and len(samples) < SAMPLES:
                         samples += encoder.samples(rows, SAMPLES - len(samples))
-            counts[split] = dict(own)
+            counts[split] = dict(tally)
     if quarantines:
-        rows = sum(own["rows"] for own in counts.values())
+        rows = sum(split_counts["rows"] for split_counts in counts.values())
         quarantine.check_limit(rows, rows, spec.most_refused, work.folder / QUARANTINE)
     return counts, samples
 
@@ -138,7 +138,7 @@ def _part_of(batches: list[pa.RecordBatch], part: int, parts: int) -> list[pa.Re
     """The record batches that start in the `part`-th (from 1) of `parts` equal byte ranges."""
     sizes = np.array([batch.nbytes for batch in batches], np.int64)
     belongs = (np.cumsum(sizes) - sizes) * parts // max(int(sizes.sum()), 1) == part - 1
-    return [batch for batch, own in zip(batches, belongs) if own]
+    return [batch for batch, in_part in zip(batches, belongs) if in_part]
 
 
 def _groups(spec: TokenizeSpec, table: pa.Table) -> Iterator[pa.Table]:
@@ -172,8 +172,8 @@ def _count_omitted(spec: TokenizeSpec, tables: dict[str, pa.Table], chat: ChatTo
     for group in (group for table in tables.values() for group in _groups(spec, table)):
         turns = turns_of(group, spec.train_on, spec.reasoning)
         rows = zip(turns.variables.to_pylist(), turns.messages(), turns.tools.to_pylist())
-        own = [bool(chat.with_variables(variables).omitted_turns(*row)) for variables, *row in rows]
-        omitted += np.array(own).reshape(len(group), -1).any(1).tolist()
+        flags = [bool(chat.with_variables(variables).omitted_turns(*row)) for variables, *row in rows]
+        omitted += np.array(flags).reshape(len(group), -1).any(1).tolist()
     return f"{sum(omitted)} of {len(omitted)} rows"
 
 
@@ -246,7 +246,7 @@ class _Encoder:
         for at, row in enumerate(rows):
             for what in ("ids", "supervised", "ends_turn"):
                 right, ours = (
-                    getattr(some, what)[some.offsets[at] : some.offsets[at + 1]] for some in (expected, batched)
+                    getattr(batch, what)[batch.offsets[at] : batch.offsets[at + 1]] for batch in (expected, batched)
                 )
                 if not np.array_equal(right, ours):
                     token = common_start(right, ours)

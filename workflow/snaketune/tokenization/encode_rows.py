@@ -86,19 +86,19 @@ def _encode_turns(chat: ChatTokenizer, turns: Turns) -> EncodedBatch:
     parts: dict[int, EncodedBatch] = {}
     rows = list(zip(messages, wanted, tools, strict=True))
     if turns.rewritten:
-        for number, (own, own_wanted, own_tools) in enumerate(rows):
-            if changed := chat.template.rewritten(own, _trained_ends(own, own_wanted), own_tools):
+        for number, (conversation, own_wanted, own_tools) in enumerate(rows):
+            if changed := chat.template.rewritten(conversation, _trained_ends(conversation, own_wanted), own_tools):
                 parts[number] = _rewritten(chat, *rows[number], changed, turns.rewritten)
     whole = [number for number in range(len(rows)) if number not in parts]
     for number, encoded in zip(whole, _encode(chat, [rows[number] for number in whole]), strict=True):
-        own, own_wanted, _ = rows[number]
-        if turns.rewritten and (changed := _apart_before_others(own, own_wanted, encoded)):
+        conversation, own_wanted, _ = rows[number]
+        if turns.rewritten and (changed := _apart_before_others(conversation, own_wanted, encoded)):
             parts[number] = _rewritten(chat, *rows[number], changed, turns.rewritten)
             continue
         if turns.everything[number]:
             supervised = _all_turns_mask(own_wanted, encoded)
         else:
-            supervised = _assistant_mask(own, own_wanted, encoded)
+            supervised = _assistant_mask(conversation, own_wanted, encoded)
         parts[number] = _one(encoded.ids, supervised, encoded.turn_ends)
     return concatenated([parts[number] for number in range(len(rows))])
 
@@ -106,7 +106,9 @@ def _encode_turns(chat: ChatTokenizer, turns: Turns) -> EncodedBatch:
 def _encode(chat: ChatTokenizer, rows: Sequence[tuple[list[Message], np.ndarray, str | None]]) -> list[Encoded]:
     """Encode conversations, given with their wanted turns and their tools."""
     messages, wanted, tools = (list(column) for column in zip(*rows)) if rows else ([], [], [])
-    return chat.encode(messages, tools=tools, trained=[own[_speaking(row)] > 0 for row, own in zip(messages, wanted)])
+    return chat.encode(
+        messages, tools=tools, trained=[own_wanted[_speaking(row)] > 0 for row, own_wanted in zip(messages, wanted)]
+    )
 
 
 def _speaking(messages: list[Message]) -> np.ndarray:
@@ -150,8 +152,8 @@ def _rewritten(
         rows.append((messages[:end], last, tools))
     encoded_views = _encode(chat, rows)
     views = [
-        View(encoded.ids, _assistant_mask(own, last, encoded))
-        for (own, last, _), encoded in zip(rows, encoded_views, strict=True)
+        View(encoded.ids, _assistant_mask(conversation, last, encoded))
+        for (conversation, last, _), encoded in zip(rows, encoded_views, strict=True)
     ]
     if treatment == "all":
         continues = [0]
@@ -237,24 +239,24 @@ def splice_views(views: Sequence[View], continues: Sequence[int]) -> tuple[np.nd
 def holds_control(chat: ChatTokenizer, turns: Turns) -> np.ndarray:
     """bool[n], whether a content or the tools of a row contain the string of a control token."""
     rows = zip(turns.messages(), turns.tools.to_pylist())
-    texts = ([*(turn["content"] for turn in own), *texts_in(tools)] for own, tools in rows)
-    return np.array([any(map(chat.control.written_in, own)) for own in texts], bool)
+    texts = ([*(turn["content"] for turn in messages), *texts_in(tools)] for messages, tools in rows)
+    return np.array([any(map(chat.control.written_in, row_texts)) for row_texts in texts], bool)
 
 
 def _assistant_mask(messages: list[Message], wanted: np.ndarray, encoded: Encoded) -> np.ndarray:
     """The tokens of the wanted assistant turns, bool, or float32 if `wanted` has weights."""
-    own = wanted[_speaking(messages)]
-    if (own == 1).all():
+    weights = wanted[_speaking(messages)]
+    if (weights == 1).all():
         return encoded.supervised
-    if len(encoded.spans) != len(own):
+    if len(encoded.spans) != len(weights):
         raise Refused(
             "unmarked_turns",
-            f"the chat template marks {len(encoded.spans)} generated blocks where the assistant has {len(own)} turns, so "
+            f"the chat template marks {len(encoded.spans)} generated blocks where the assistant has {len(weights)} turns, so "
             "the supervised tokens aren't known; use a template with one {% generation %} block per assistant turn",
         )
     supervised = np.zeros(len(encoded.ids), wanted.dtype)
-    for weight in np.unique(own[own > 0]):
-        supervised[encoded.mask([span for span, of_span in zip(encoded.spans, own) if of_span == weight])] = weight
+    for weight in np.unique(weights[weights > 0]):
+        supervised[encoded.mask([span for span, of_span in zip(encoded.spans, weights) if of_span == weight])] = weight
     return supervised
 
 

@@ -37,10 +37,10 @@ class EncodedBatch:
         return np.diff(self.offsets)
 
     def rows(self, rows: np.ndarray) -> "EncodedBatch":
-        taken = self.slices(self.starts[rows], self.lengths[rows])
+        batch = self.slices(self.starts[rows], self.lengths[rows])
         if self.branches is None:
-            return taken
-        return replace(taken, branches=tuple(self.branches[row] for row in rows.tolist()))
+            return batch
+        return replace(batch, branches=tuple(self.branches[row] for row in rows.tolist()))
 
     def slices(self, starts: np.ndarray, lengths: np.ndarray) -> "EncodedBatch":
         """Token ranges as conversations of their own, without branches; starts and lengths are int64[m]."""

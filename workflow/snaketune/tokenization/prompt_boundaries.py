@@ -78,14 +78,14 @@ class PromptBoundaries:
 def _without_prefix(description: dict[str, Any]) -> dict[str, Any]:
     """A description of the same tokenizer that puts no space before a text."""
 
-    def step(own: dict[str, Any]) -> dict[str, Any]:
+    def step(component: dict[str, Any]) -> dict[str, Any]:
         changes = {"prepend_scheme": "never", "add_prefix_space": False}
         nested = {
-            key: [step(part) for part in own[key] if part["type"] != "Prepend"]
+            key: [step(part) for part in component[key] if part["type"] != "Prepend"]
             for key in ("normalizers", "pretokenizers")
-            if key in own
+            if key in component
         }
-        return own | {key: value for key, value in changes.items() if key in own} | nested
+        return component | {key: value for key, value in changes.items() if key in component} | nested
 
     parts = {key: description[key] for key in ("normalizer", "pre_tokenizer")}
     return description | {

@@ -55,10 +55,12 @@ def with_reasoning(messages: list[Message], keys: dict[bool, tuple[str, ...]]) -
     """
 
     def moved(message: Message) -> Message:
-        own = keys["tool_calls" in message]
-        if message["role"] != "assistant" or not own or not (found := THOUGHT.match(message["content"])):
+        reasoning_keys = keys["tool_calls" in message]
+        if message["role"] != "assistant" or not reasoning_keys or not (found := THOUGHT.match(message["content"])):
             return message
-        return message | {"content": message["content"][found.end() :]} | dict.fromkeys(own, found[1].strip())
+        return (
+            message | {"content": message["content"][found.end() :]} | dict.fromkeys(reasoning_keys, found[1].strip())
+        )
 
     return [moved(message) for message in messages]
 

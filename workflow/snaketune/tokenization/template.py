@@ -180,8 +180,8 @@ def render(
                 for row in rows:
                     try:
                         rendered([row])
-                    except Exception as own:
-                        raise _refused(row[0], own) from None
+                    except Exception as row_error:
+                        raise _refused(row[0], row_error) from None
                 raise SnaketuneError(f"the chat template fails: {error}") from None
     except TemplateTimeout:
         raise SnaketuneError(

@@ -74,7 +74,7 @@ class TokenRows:
     def branches(self) -> tuple[np.ndarray, np.ndarray]:
         """The branches of each sequence, flat: int32 values and int64[n + 1] offsets."""
         branches = self.sequences.branches or ()
-        counts = [own.size for own in branches] or [0] * len(self.names)
+        counts = [sequence_branches.size for sequence_branches in branches] or [0] * len(self.names)
         return np.concatenate([NO_BRANCHES, *branches]).reshape(-1), offsets_of(np.array(counts, np.int64))
 
 
@@ -156,7 +156,7 @@ def insert_empty_rows(rows: TokenRows, indices: np.ndarray, names: pa.StringArra
     """Rows for a table with the ids `names`: `rows` at `indices`, ascending, and sequences without tokens elsewhere."""
     number = np.full(len(names), -1)
     number[indices] = np.arange(len(indices))
-    taken = pa.array(number, mask=number < 0)
+    positions = pa.array(number, mask=number < 0)
 
     branches = rows.sequences.branches
 
@@ -174,8 +174,8 @@ def insert_empty_rows(rows: TokenRows, indices: np.ndarray, names: pa.StringArra
             offsets=offsets_of(expand(rows.sequences.lengths)),
             branches=branches and tuple(branches[at] if at >= 0 else NO_BRANCHES for at in number.tolist()),
         ),
-        label=rows.label.take(taken),
-        source=None if rows.source is None else rows.source.take(taken),
+        label=rows.label.take(positions),
+        source=None if rows.source is None else rows.source.take(positions),
         **columns,
     )
 

@@ -128,10 +128,10 @@ def _leaves(value: Any) -> Iterator[Any]:
     pending = [value]
     while pending:
         match pending.pop():
-            case dict() as some:
-                pending += [*some, *some.values()]
-            case list() as some:
-                pending += some
+            case dict() as mapping:
+                pending += [*mapping, *mapping.values()]
+            case list() as items:
+                pending += items
             case leaf:
                 yield leaf
 

@@ -89,7 +89,7 @@ def pair_turns(
     """Prompt + chosen and prompt + rejected of each row in turn: 2n conversations, whose completions are supervised."""
     roles, contents, wanted, offsets = zip(*(_column(table, name, reasoning) for name in ("prompt", *completions)))
     wanted[0][:] = False
-    bases = offsets_of(np.array([len(own) for own in roles]))
+    bases = offsets_of(np.array([len(column) for column in roles]))
     # The prompt before each completion.
     order = [part for completion in range(1, len(roles)) for part in (0, completion)]
     index, ends = gather(

@@ -124,17 +124,17 @@ def adopt(spec: TokenizerSpec, template: str | None, folder: Path) -> dict[str, 
     if tokenizer.eos_token is None:
         raise SnaketuneError(f"{name} has no eos token, so nothing can end a turn; adopt another tokenizer")
 
-    own = tokenizer.chat_template
-    if isinstance(own, dict):
-        own = own.get("default")
-    if template is None and own is None:
+    base_template = tokenizer.chat_template
+    if isinstance(base_template, dict):
+        base_template = base_template.get("default")
+    if template is None and base_template is None:
         # Documents need none; conversations are refused by the `tokenize` stage.
         print(
             f"{name} has no chat template, so only corpora of kind text can be tokenized. For conversations and pairs, name "
             f"one under `chat_template`: {shipped_templates()}",
             flush=True,
         )
-    tokenizer.chat_template = template or own
+    tokenizer.chat_template = template or base_template
 
     own_pad = tokenizer.pad_token
     if own_pad in (None, tokenizer.eos_token):
@@ -145,7 +145,7 @@ def adopt(spec: TokenizerSpec, template: str | None, folder: Path) -> dict[str, 
             tokenizer.add_special_tokens({"pad_token": PAD})
     tokenizer.padding_side = "right"
     tokenizer.save_pretrained(folder)
-    source = "given" if template else "the model's own" if own else "none"
+    source = "given" if template else "the model's own" if base_template else "none"
     replaced = {"own_pad_token": own_pad} if own_pad and own_pad != tokenizer.pad_token else {}
     return {"chat_template": source, "pad_token": tokenizer.pad_token, **replaced}
 

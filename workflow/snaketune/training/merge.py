@@ -36,13 +36,13 @@ def build(spec: MergeSpec, work: WorkFolder, *, models: list[Artifact], base: Se
     for result in models:
         result.files()
     stacks, left = [], list(models)
-    for one in spec.models:
-        results, left = tuple(left[: one.results]), left[one.results :]
+    for model in spec.models:
+        results, left = tuple(left[: model.results]), left[model.results :]
         stacks.append(
             AdapterStack(
-                results=results, base=one.base, tokenizer=results[0].folder, trust_remote_code=spec.trust_remote_code
+                results=results, base=model.base, tokenizer=results[0].folder, trust_remote_code=spec.trust_remote_code
             )
         )
-    dtype = merge(stacks, [one.weight for one in spec.models], spec.method, work.payload)
+    dtype = merge(stacks, [model.weight for model in spec.models], spec.method, work.payload)
     copy_other_files(models[0], work.payload)
     return Outcome(about={"saved_dtype": dtype})

@@ -8,7 +8,7 @@ import torch
 from snaketune.engine.model.adapters import cast_parameters
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import AdapterStack
-from snaketune.training.other_parts import add_other_parts
+from snaketune.training.non_text_modules import add_non_text_modules
 from snaketune.training.save_model import SHARD_SIZE
 
 # Vectors whose angle is smaller are interpolated linearly.
@@ -32,7 +32,7 @@ def merge(stacks: Sequence[AdapterStack], weights: Sequence[float], method: str,
     merged = dict(model.named_parameters())
     for stack, weight in zip(stacks[1:], weights[1:], strict=True):
         other = dict(stack.load(torch.float32).named_parameters())
-        shapes = [{name: tuple(one.shape) for name, one in tensors.items()} for tensors in (merged, other)]
+        shapes = [{name: tuple(parameter.shape) for name, parameter in tensors.items()} for tensors in (merged, other)]
         if different := sorted(set(shapes[0].items()) ^ set(shapes[1].items())):
             name, shape = different[0]
             raise SnaketuneError(
@@ -45,7 +45,7 @@ def merge(stacks: Sequence[AdapterStack], weights: Sequence[float], method: str,
     cast_parameters(model, getattr(torch, dtype))
     model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
     if stacks[0].weights:
-        add_other_parts(folder, model, stacks[0].weights)
+        add_non_text_modules(folder, model, stacks[0].weights)
     return dtype
 
 

@@ -24,7 +24,7 @@ from snaketune.engine.model.devices import Compute, deterministic_algorithms, ke
 from snaketune.engine.model.forward import inner_model, without_dropout
 from snaketune.engine.model.machine import is_out_of_memory, processor
 from snaketune.engine.model.parameters import parameter_count, train_only
-from snaketune.engine.model.passed_test import PassedTest
+from snaketune.engine.model.self_test_record import SelfTestRecord
 from snaketune.engine.model.selftest import self_test
 from snaketune.engine.packing.rows import EqualTokens, PackedRows
 from snaketune.engine.preemption import EndOfSnapshot, PreemptionCallback
@@ -110,7 +110,7 @@ def ready_trainer(training: PreparedTraining) -> Iterator[tuple[TrainingFeatures
 
 
 def _check_model(
-    model: PreTrainedModel, rows: Any, compute: Compute, record: PassedTest | None
+    model: PreTrainedModel, rows: Any, compute: Compute, record: SelfTestRecord | None
 ) -> tuple[dict[str, Any], dict[str, Any], Compute]:
     """Check that packed logits equal the logits of separate sequences; return facts for manifest and run.json, and the kernel.
 

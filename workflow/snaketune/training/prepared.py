@@ -13,13 +13,13 @@ from snaketune.engine.features import TrainingFeatures
 from snaketune.engine.fsdp import world_size
 from snaketune.engine.model.devices import Compute, resolve_compute
 from snaketune.engine.model.packing_support import choose_kernel
-from snaketune.engine.model.passed_test import PassedTest
+from snaketune.engine.model.self_test_record import SelfTestRecord
 from snaketune.engine.packing.rows import PackedRows
 from snaketune.models.adapter_stack import AdapterStack
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.tracking.curves import TrackedRun
-from snaketune.training.passed_tests import record_of_test
+from snaketune.training.self_test_records import record_of_test
 
 OFFLOADING_DEVICES = ("cuda", "xpu")
 
@@ -59,8 +59,8 @@ class TrainingRun:
         return self.operation.launch == "fsdp" and world_size() > 1
 
     @property
-    def record(self) -> PassedTest | None:
-        """The record of the self-test with the kernel of `compute`; see `passed_tests.record_of_test`."""
+    def record(self) -> SelfTestRecord | None:
+        """The record of the self-test with the kernel of `compute`; see `self_test_records.record_of_test`."""
         return record_of_test(self.spec, self.work, self.compute)
 
     @property

@@ -23,7 +23,7 @@ from snaketune.engine.model.forward import inner_model
 from snaketune.models.adapter_stack import ADAPTER
 from snaketune.models.load_model import stored_dtype
 from snaketune.models.lora import add_lora
-from snaketune.training.other_parts import add_other_parts
+from snaketune.training.non_text_modules import add_non_text_modules
 
 SHARD_SIZE = "5GB"
 # Text on which tokenizers differ: words, digits, runs of spaces, non-ASCII letters.
@@ -90,7 +90,7 @@ def _write(model: torch.nn.Module, training: Any, dtype: torch.dtype, base_dtype
     cast_parameters(model, dtype)
     model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
     if training.initial.weights:
-        add_other_parts(folder, model, training.initial.weights)
+        add_non_text_modules(folder, model, training.initial.weights)
 
 
 def _save_configs(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
@@ -120,13 +120,13 @@ def warn_if_tokenizer_differs(folder: Path) -> None:
     For some architectures, Qwen2 among them, AutoTokenizer uses the family's tokenizer class whatever the folder names.
     That class splits text by its own rules: right for the family's models, wrong for a vocabulary that was trained here.
     """
-    own = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(PROBE, add_special_tokens=False).ids
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(PROBE, add_special_tokens=False).ids
     try:
         plain = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError):
         # The tokenizer has remote code, which isn't run for a check.
         return
-    if plain(PROBE, add_special_tokens=False)["input_ids"] != own:
+    if plain(PROBE, add_special_tokens=False)["input_ids"] != ids:
         print(
             f"note: AutoTokenizer loads this model's tokenizer as {type(plain).__name__}, which tokenizes text differently "
             "from training; outside of snaketune load it with transformers.PreTrainedTokenizerFast",

@@ -30,8 +30,10 @@ def _row(values: Values, instance: Values, file: RowFile) -> Conversation:
     response = first_key(instance, RESPONSES)
     if response is None:
         raise Malformed("missing_column", "no output, or it is null")
-    own = {key: instance[key] for key in ("input", *(column.key for column in PARTS)) if instance.get(key) is not None}
-    prompt, (turns,), notes = exchange(values | own, {response: instance[response]}, file)
+    parts = {
+        key: instance[key] for key in ("input", *(column.key for column in PARTS)) if instance.get(key) is not None
+    }
+    prompt, (turns,), notes = exchange(values | parts, {response: instance[response]}, file)
     return Conversation(messages=prompt + turns, notes=notes)
 
 

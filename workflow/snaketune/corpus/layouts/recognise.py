@@ -53,7 +53,7 @@ def recognise(rows: Sequence[RawRow], kind: str, source: Source) -> RowFile:
     else:
         schemas = [schema for schema in LAYOUTS.values() if kind in schema.kinds]
         found = _candidates(schemas, samples, stated, complete=bool(samples))
-        found = [one for one in found if not any(other.left < one.left for other in found)]
+        found = [candidate for candidate in found if not any(other.left < candidate.left for other in found)]
         if len(found) > 1 and samples:
             found = _decided(found, rows, source)
     if not found:
@@ -100,14 +100,16 @@ def _candidates(
             read = {column for name in bound.values() for column in columns_in(name)}
             found.append(Candidate(schema, variant, bound, frozenset(samples) - read))
     if not complete:
-        found.sort(key=lambda one: (len(set(one.variant.needed) - one.bound.keys()), len(one.left)))
+        found.sort(
+            key=lambda candidate: (len(set(candidate.variant.needed) - candidate.bound.keys()), len(candidate.left))
+        )
     return found
 
 
 def _decided(found: list[Candidate], rows: Sequence[RawRow], source: Source) -> list[Candidate]:
     """The only candidate whose rest can't be turns. Raises UnknownLayout if there are none or several."""
-    questions = [(one, _in_question(one, rows, source)) for one in found]
-    harmless = [one for one, unstated in questions if not unstated.in_question]
+    questions = [(candidate, _in_question(candidate, rows, source)) for candidate in found]
+    harmless = [candidate for candidate, unstated in questions if not unstated.in_question]
     if len(harmless) == 1:
         return harmless
     questions.sort(key=lambda question: len(question[1].in_question))
@@ -118,11 +120,17 @@ def _decided(found: list[Candidate], rows: Sequence[RawRow], source: Source) -> 
         lines.append(
             f"  {schema.name} reads {read} ({complete} of the first {len(rows)} rows) and leaves {', '.join(sorted(left))}"
         )
-    if any(sum(_has(raw.value, name) for raw in rows) < len(rows) for one in found for name in one.bound.values()):
+    if any(
+        sum(_has(raw.value, name) for raw in rows) < len(rows)
+        for candidate in found
+        for name in candidate.bound.values()
+    ):
         lines.append("If some rows have the columns of one layout and some those of another, split the file.")
     lines.append("The source is then one of:")
-    lines += [unstated.entry(one.schema.name) for one, unstated in questions[:2]]
-    raise UnknownLayout("\n".join(lines), {one.schema.name: [*unstated.in_question] for one, unstated in questions[:2]})
+    lines += [unstated.entry(candidate.schema.name) for candidate, unstated in questions[:2]]
+    raise UnknownLayout(
+        "\n".join(lines), {candidate.schema.name: [*unstated.in_question] for candidate, unstated in questions[:2]}
+    )
 
 
 def _has(row: Raw, name: Name) -> bool:

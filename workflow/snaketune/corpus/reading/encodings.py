@@ -45,10 +45,10 @@ class _AsUtf8(io.RawIOBase):
                 # The whole file is affected, not one character: for instance UTF-16 without its byte order mark.
                 raise SnaketuneError(f"{self.display_name}: {wrong_encoding(self.encoding)}: {error}") from None
             self.pending = text.encode("utf-8", ERRORS)
-        taken = self.pending[: len(buffer)]
+        chunk = self.pending[: len(buffer)]
         self.pending = self.pending[len(buffer) :]
-        buffer[: len(taken)] = taken
-        return len(taken)
+        buffer[: len(chunk)] = chunk
+        return len(chunk)
 
     def close(self) -> None:
         self.file.close()

@@ -167,8 +167,11 @@ def _python_calls(text: str) -> list[dict[str, Any]]:
         calls = [statement.value for statement in ast.parse(text.strip()).body]
         if not all(isinstance(call, ast.Call) and not call.args for call in calls):
             return []
-        arguments = [{one.arg: ast.literal_eval(one.value) for one in call.keywords} for call in calls]
-        return [{"name": ast.unparse(call.func), "arguments": own} for call, own in zip(calls, arguments)]
+        arguments = [{keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords} for call in calls]
+        return [
+            {"name": ast.unparse(call.func), "arguments": call_arguments}
+            for call, call_arguments in zip(calls, arguments)
+        ]
     except (SyntaxError, ValueError, AttributeError, RecursionError, MemoryError):
         return []
 

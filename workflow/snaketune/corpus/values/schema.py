@@ -106,7 +106,9 @@ def bind(variant: Variant, samples: Samples, stated: Mapping[str, Name]) -> dict
         if key in bound or (column.beside and column.beside not in samples) or not column.unless.isdisjoint(samples):
             continue
         names = (name for name in column.names_in(samples) if used.isdisjoint(columns_in(name)))
-        values = {name: [_typed(samples.get(one), column.holds) for one in columns_in(name)] for name in names}
+        values = {
+            name: [_typed(samples.get(file_column), column.holds) for file_column in columns_in(name)] for name in names
+        }
         free = {name: of_each for name, of_each in values.items() if None not in of_each}
         found = [name for name, of_each in free.items() if all(_mostly(column.holds, of_one) for of_one in of_each)]
         if not found and key not in variant.needed:

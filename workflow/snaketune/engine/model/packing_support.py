@@ -18,7 +18,7 @@ from snaketune.engine.model.forward import packed_inputs
 from snaketune.engine.model.kernels import KERNELS, SEPARATE, AttentionOptions, refusal, segments_for
 from snaketune.engine.model.mixers import set_segments
 from snaketune.engine.model.padded_documents import batch_dependent_rope
-from snaketune.engine.model.text_part import auto_class, freeze_other_parts, model_class
+from snaketune.engine.model.text_part import auto_class, freeze_non_text_modules, model_class
 from snaketune.engine.packing.segments import SegmentLayout, layout
 from snaketune.errors import SnaketuneError, first_line
 
@@ -33,7 +33,9 @@ def unloaded_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedMo
 
     Raises errors of any type, as the families' own code does.
     """
-    return freeze_other_parts(auto_class(config, config.name_or_path).from_config(copy.deepcopy(config), dtype=dtype))
+    return freeze_non_text_modules(
+        auto_class(config, config.name_or_path).from_config(copy.deepcopy(config), dtype=dtype)
+    )
 
 
 def forward_inputs(rows: SegmentLayout) -> dict[str, Any]:

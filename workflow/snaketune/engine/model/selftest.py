@@ -45,8 +45,8 @@ from snaketune.engine.model.logit_differences import (
 )
 from snaketune.engine.model.mixers import BY_DOCUMENT, offer_own_kernels, set_segments, way_of_mixers
 from snaketune.engine.model.packing_support import INSTEAD
-from snaketune.engine.model.passed_test import PassedTest
 from snaketune.engine.model.router_choices import RouterChoices
+from snaketune.engine.model.self_test_record import SelfTestRecord
 from snaketune.engine.model.selftest_rows import rows_to_test, synthetic_rows
 from snaketune.engine.packing.rows import PackedRows
 from snaketune.engine.packing.segments import mask
@@ -93,7 +93,7 @@ def self_test(
     compute: Compute,
     *,
     training: bool,
-    record: PassedTest | None = None,
+    record: SelfTestRecord | None = None,
 ) -> SelfTest:
     """Check packed forwards of `model`, with the kernel or else with slower ones, the last of them `separate`; and allow them.
     Prints why a kernel isn't used.

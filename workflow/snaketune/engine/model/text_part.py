@@ -1,7 +1,7 @@
 """The text part of vision-language models: decoder, embeddings and head, all that a training on text computes and changes.
 
 Where AutoModelForCausalLM loads the text part alone (qwen3_5, llama4), a result gets the other tensors from the base's files
-(`training.other_parts`). Where the whole model is loaded (gemma3, qwen3_vl, mistral3), the other parts are frozen.
+(`training.non_text_modules`). Where the whole model is loaded (gemma3, qwen3_vl, mistral3), the other parts are frozen.
 """
 
 import torch
@@ -49,7 +49,7 @@ def other_parameters(model: PreTrainedModel) -> set[torch.nn.Parameter]:
     return set(model.parameters()) - {parameter for module in modules if module for parameter in module.parameters()}
 
 
-def freeze_other_parts(model: PreTrainedModel) -> PreTrainedModel:
+def freeze_non_text_modules(model: PreTrainedModel) -> PreTrainedModel:
     """Freeze `other_parameters` and return the model."""
     for parameter in other_parameters(model):
         parameter.requires_grad_(False)

@@ -152,8 +152,15 @@ def card_text(results: CardResults) -> str:
         settings=[[key, *(column.get(key, "") for column in columns)] for key in keys],
         versions=[f"{escaped(name)} {escaped(version)}" for name, version in sorted(versions.items())],
         scores=[
-            [one.evaluation, one.on, one.name, _number(one.value), _interval(one.interval), _whole(one.size)]
-            for one in results.scores
+            [
+                score.evaluation,
+                score.on,
+                score.name,
+                _number(score.value),
+                _interval(score.interval),
+                _whole(score.size),
+            ]
+            for score in results.scores
         ],
         base_name=_base_name(results.trainings[2 if continued else 1 :]),
         has_plain_base=continued or len(runs) == 1,
@@ -200,7 +207,7 @@ def _metadata(results: CardResults) -> str:
         base_model_relation=("adapter" if adapter else "finetune") if base else None,
         datasets=sorted({path for corpus in results.corpora for path in results.hub_datasets(corpus)}) or None,
         # Known only if every corpus was filtered by language.
-        language=sorted({one for some in languages for one in some}) if languages and all(languages) else None,
+        language=sorted({code for group in languages for code in group}) if languages and all(languages) else None,
         library_name="peft" if adapter else "transformers",
         license=results.spec.license,
         model_name=results.model.name,

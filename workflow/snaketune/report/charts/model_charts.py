@@ -113,7 +113,11 @@ def _ranking(variants: Variants, measure: Measure, styles: Styles) -> Panel:
 def _gains(variants: Variants, changes: list[PreferenceChange], styles: Styles) -> Panel:
     """The mean log-probability gain of chosen and rejected completions: a margin can grow while both fall."""
     first = changes[0]
-    changes_of = {one.label: one for one in changes if (one.evaluation, one.corpus) == (first.evaluation, first.corpus)}
+    changes_of = {
+        change.label: change
+        for change in changes
+        if (change.evaluation, change.corpus) == (first.evaluation, first.corpus)
+    }
 
     def draw(ax: Axes) -> None:
         line_at(ax, 0.0, vertical=True)
@@ -183,10 +187,10 @@ def preferences_chart(changes: list[PreferenceChange], styles: Styles) -> Chart:
     """Two panels for each change: margins, then rewards."""
     several = len({(change.evaluation, change.corpus) for change in changes}) > 1
     panels, key = [], {}
-    for one in changes:
-        name = f"{one.label}, {one.corpus} ({one.evaluation})" if several else one.label
-        panels += [_margins(name, one, styles), _rewards(name, one)]
-        key |= {label: styles.get(label, REFERENCE) for label in (one.before, one.label)}
+    for shift in changes:
+        name = f"{shift.label}, {shift.corpus} ({shift.evaluation})" if several else shift.label
+        panels += [_margins(name, shift, styles), _rewards(name, shift)]
+        key |= {label: styles.get(label, REFERENCE) for label in (shift.before, shift.label)}
     nothing = message("No evaluation scored a DPO run and its reference on the same pairs.")
     key |= {"chosen": CHOSEN, "rejected": REJECTED} if panels else {}
     return Chart(name="preferences", panels=panels or [nothing], key=key)
@@ -229,8 +233,8 @@ def _rewards(name: str, change: PreferenceChange) -> Panel:
 def _edges(ax: Axes, *values: np.ndarray) -> np.ndarray:
     """Draw a line at zero, and return common bin edges of all `values`, float64[BINS + 1]."""
     line_at(ax, 0.0, vertical=True)
-    low = min(float(np.quantile(one, TAIL)) for one in values)
-    high = max(float(np.quantile(one, 1 - TAIL)) for one in values)
+    low = min(float(np.quantile(array, TAIL)) for array in values)
+    high = max(float(np.quantile(array, 1 - TAIL)) for array in values)
     margin = max(high - low, 1e-6) * 0.02
     return np.linspace(low - margin, high + margin, BINS + 1)
 
@@ -272,10 +276,16 @@ def learning_curves(
             run, _ = snapshot_of(model)
             initial = f"base:{run.partition(':')[2]}"
             known = [(0.0, initial)] if run.startswith("sft:") and initial in models else []
-            own = [(paused.get(one, snapshot_of(one)[1]), one) for one in models if snapshot_of(one)[0] == run]
-            runs[run] = sorted(known + own)
+            snapshots = [
+                (paused.get(label, snapshot_of(label)[1]), label) for label in models if snapshot_of(label)[0] == run
+            ]
+            runs[run] = sorted(known + snapshots)
     # Perplexity is another scale of the loss.
-    shown = [one for one in table if one.better and not one.detail and one.name != "perplexity"] if runs else []
+    shown = (
+        [measure for measure in table if measure.better and not measure.detail and measure.name != "perplexity"]
+        if runs
+        else []
+    )
     return [_curve(measure, runs, styles, where) for measure in shown]
 
 

@@ -204,7 +204,7 @@ def trace(
         ax.plot(x, y, marker=style.marker if len(x) <= 12 else None, markersize=3.5, **look)
         return
     buckets = np.array_split(np.arange(len(x)), BUCKETS)
-    middle, medians = ([float(np.median(one[bucket])) for bucket in buckets] for one in (x, y))
+    middle, medians = ([float(np.median(array[bucket])) for bucket in buckets] for array in (x, y))
     low, high = ([float(pick(y[bucket])) for bucket in buckets] for pick in (np.min, np.max))
     ax.fill_between(middle, low, high, color=style.hex, alpha=0.2, linewidth=0)
     ax.plot(middle, medians, **look | {"linewidth": 1.0})

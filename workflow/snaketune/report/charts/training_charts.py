@@ -138,7 +138,7 @@ def curve(
         return Panel(title=f"{title}: chosen (solid) and rejected (dashed){dotted}", draw=draw)
     values = [logged_numbers(run, key) for run in _completed(logged)]
     # The median of the last twentieth of the values, since single steps are noisy.
-    lasts = [float(np.median(some[-max(1, len(some) // 20) :])) for some in values]
+    lasts = [float(np.median(series[-max(1, len(series) // 20) :])) for series in values]
     ends = f"{shown(values[0][0])} → {shown(lasts[0])}" if len(values) == 1 else f"{_span(lasts, shown)} at the end"
     if len(logged) == 1 and measured:
         (points,) = measured
@@ -190,10 +190,10 @@ def _speed(runs: list[Result], styles: Styles) -> Panel:
     def draw(ax: Axes) -> None:
         for run in runs:
             _trials(ax, run, styles[run.label], "tokens_per_second", 1)
-            for one in run.run["calibration"]["trials"]:
-                if not one["fits"]:
+            for size in run.run["calibration"]["trials"]:
+                if not size["fits"]:
                     # At the bottom of the axes: a size that ran out of memory has no throughput.
-                    rows, bad = one["micro_batch_rows"], COLOURS["bad"][0]
+                    rows, bad = size["micro_batch_rows"], COLOURS["bad"][0]
                     ax.plot(rows, 0.03, "x", color=bad, transform=ax.get_xaxis_transform())
         ax.set(xlabel="rows per micro-batch (x: out of memory)", ylabel="tokens per second")
         ax.set_ylim(0, None)
@@ -211,7 +211,7 @@ def _memory(runs: list[Result], styles: Styles) -> Panel:
     calibrations = [run.run["calibration"] for run in runs]
 
     def draw(ax: Axes) -> None:
-        most = max(one["peak_bytes"] for curve in calibrations for one in curve["trials"] if one["fits"])
+        most = max(size["peak_bytes"] for curve in calibrations for size in curve["trials"] if size["fits"])
         for run in runs:
             _trials(ax, run, styles[run.label], "peak_bytes", GB)
             memory = run.run["calibration"]["memory_bytes"]
@@ -232,12 +232,12 @@ def _memory(runs: list[Result], styles: Styles) -> Panel:
 def _trials(ax: Axes, run: Result, style: Style, key: str, unit: float) -> None:
     """Draw the trials that fit in memory, and mark the one whose batch plan the run used."""
     for recomputed in (False, True):
-        fit = [one for one in run.run["calibration"]["trials"] if one["fits"]]
-        some = sorted(
-            (one["micro_batch_rows"], one[key] / unit) for one in fit if one["gradient_checkpointing"] == recomputed
+        fit = [size for size in run.run["calibration"]["trials"] if size["fits"]]
+        points = sorted(
+            (size["micro_batch_rows"], size[key] / unit) for size in fit if size["gradient_checkpointing"] == recomputed
         )
-        if some:
-            trace(ax, *zip(*some), style, DASHED if recomputed else "-")
+        if points:
+            trace(ax, *zip(*points), style, DASHED if recomputed else "-")
     if trial := _trial_of_run(run):
         ring = {"markersize": 9, "markerfacecolor": "none", "markeredgecolor": style.hex}
         ax.plot(trial["micro_batch_rows"], trial[key] / unit, "o", **ring)
@@ -246,8 +246,8 @@ def _trials(ax: Axes, run: Result, style: Style, key: str, unit: float) -> None:
 def _trial_of_run(run: Result) -> dict[str, Any] | None:
     """The measurement of the batch plan that the run used; None if it wasn't measured or didn't fit."""
     wanted = {key: run.run.get(key) for key in ("micro_batch_rows", "gradient_checkpointing")}
-    fit = (one for one in run.run["calibration"]["trials"] if one["fits"])
-    return next((one for one in fit if wanted.items() <= one.items()), None)
+    fit = (trial for trial in run.run["calibration"]["trials"] if trial["fits"])
+    return next((trial for trial in fit if wanted.items() <= trial.items()), None)
 
 
 def _rows_axis(ax: Axes) -> None:

@@ -92,17 +92,24 @@ class EarlierRuns:
         stage = artifact.manifest["stage"]
         result = Result(job=ReportedJob(stage=stage, name=entry), artifact=artifact, run=run)
         ours = sorted(
-            self.results.of(stage), key=lambda one: (len(differing_paths(one.spec, result.spec)), natural(one.name))
+            self.results.of(stage),
+            key=lambda candidate: (len(differing_paths(candidate.spec, result.spec)), natural(candidate.name)),
         )
         job = ReportedJob(stage="eval", name=f"{KEY}/{stage}-{entry}")
-        evaluations = [one for one in of_models if one.manifest["inputs"].get("model", [])[:1] == [artifact.content]]
-        scored = [scored_of(Result(job=job, artifact=one)) for one in evaluations]
+        evaluations = [
+            evaluation
+            for evaluation in of_models
+            if evaluation.manifest["inputs"].get("model", [])[:1] == [artifact.content]
+        ]
+        scored = [scored_of(Result(job=job, artifact=evaluation)) for evaluation in evaluations]
         return EarlierRun(run=result, evaluations=scored, ours=ours[0] if ours else None)
 
     @property
     def fingerprints(self) -> list[str]:
         """Fingerprints of all results that were read, so that the clean target keeps them."""
-        read = [result for one in self.others for result in (one.run, *(scored.result for scored in one.evaluations))]
+        read = [
+            result for other in self.others for result in (other.run, *(scored.result for scored in other.evaluations))
+        ]
         return sorted({result.manifest["fingerprint"] for result in read})
 
     @property
@@ -111,7 +118,7 @@ class EarlierRuns:
 
     @cached_property
     def comparisons(self) -> list[Comparison]:
-        by_stage = {stage: [one for one in self.others if one.run.stage == stage] for stage in COMPARED}
+        by_stage = {stage: [other for other in self.others if other.run.stage == stage] for stage in COMPARED}
         return [self._comparison(stage, others) for stage, others in by_stage.items() if others]
 
     def _comparison(self, stage: str, others: list[EarlierRun]) -> Comparison:
@@ -135,23 +142,25 @@ class EarlierRuns:
         if other.ours is None:
             return f"this config has no run of {other.run.stage}"
         ours = [scored for scored in self.results.scored if scored.model == other.ours.label]
-        pairs = [(theirs, own) for theirs in other.evaluations for own in ours]
+        pairs = [(theirs, model) for theirs in other.evaluations for model in ours]
         if not pairs:
             return f"{other.ours.label} wasn't evaluated"
         # With several evaluations, the two most similar ones.
-        theirs, own = min(pairs, key=_dissimilarity)
+        theirs, model = min(pairs, key=_dissimilarity)
         # Where the held-out rows differ, only measures over common rows can be compared.
-        scores = [one for one in differences(theirs, own) if one.rows or _same_rows(theirs, own)]
+        scores = [
+            difference for difference in differences(theirs, model) if difference.rows or _same_rows(theirs, model)
+        ]
         return scores or f"{other.ours.label} wasn't evaluated on the same held-out rows"
 
     def chart(self, styles: dict[str, Style]) -> Chart:
         """Loss and throughput curves of our and the earlier runs, by stage."""
         panels = []
-        for one in self.comparisons:
-            panels.append(curve("loss", f"{one.stage}: Training loss", "loss", one.runs, styles, decimal))
-            panels.append(throughput(one.runs, styles, f"{one.stage}: "))
+        for comparison in self.comparisons:
+            panels.append(curve("loss", f"{comparison.stage}: Training loss", "loss", comparison.runs, styles, decimal))
+            panels.append(throughput(comparison.runs, styles, f"{comparison.stage}: "))
         drawn = [panel for panel in panels if panel] or [message("None of the runs has a log.")]
-        key = {run.label: styles[run.label] for one in self.comparisons for run in one.runs}
+        key = {run.label: styles[run.label] for comparison in self.comparisons for run in comparison.runs}
         return Chart(name="compare", panels=drawn, key=key)
 
 
@@ -161,12 +170,12 @@ def _numbers_of(run: Result) -> list[dict[str, float]]:
 
 
 def _dissimilarity(pair: tuple[ScoredModel, ScoredModel]) -> tuple[bool, int]:
-    theirs, own = pair
-    return not _same_rows(theirs, own), len(differing_paths(theirs.result.spec, own.result.spec))
+    theirs, ours = pair
+    return not _same_rows(theirs, ours), len(differing_paths(theirs.result.spec, ours.result.spec))
 
 
-def _same_rows(one: ScoredModel, other: ScoredModel) -> bool:
-    inputs, others = (scored.result.manifest["inputs"] for scored in (one, other))
+def _same_rows(model: ScoredModel, other: ScoredModel) -> bool:
+    inputs, others = (scored.result.manifest["inputs"] for scored in (model, other))
     return all(inputs.get(role) == others.get(role) for role in ("corpora", "packs"))
 
 

@@ -228,9 +228,11 @@ def differing(results: ResultSet, runs: list[Result]) -> dict[str, dict[str, str
     """The keys that differ between runs: key → run label → value as text. A key has its last name only, if that is unique."""
     columns = {}
     for role, name in MADE_FROM.items():
-        made = {run.label: ", ".join(one.name for one in results.made_from(run, role)) or NOTHING for run in runs}
-        if len(set(made.values())) > 1:
-            columns[name] = made
+        inputs = {
+            run.label: ", ".join(result.name for result in results.made_from(run, role)) or NOTHING for run in runs
+        }
+        if len(set(inputs.values())) > 1:
+            columns[name] = inputs
     differ = dict(leaves({run.label: run.spec for run in runs}))
     ends = [dotted.rpartition(".")[2] for dotted in differ]
     for dotted in sorted(differ, key=lambda key: FIRST.index(key) if key in FIRST else len(FIRST)):
@@ -281,7 +283,7 @@ def value_text(value: Any) -> str:
         case float():
             return f"{value:g}"
         case dict():
-            texts = (f"{clean(name)} {value_text(one)}" for name, one in value.items() if one is not None)
+            texts = (f"{clean(name)} {value_text(entry)}" for name, entry in value.items() if entry is not None)
             return ", ".join(texts) or NOTHING
         case list() | tuple():
             return ", ".join(map(value_text, value)) or NOTHING

@@ -126,7 +126,7 @@ class PackFlow:
             for split in self.splits
             if split.lost_to_length
         )
-        return [one for one in messages if one]
+        return [message for message in messages if message]
 
     @property
     def count_errors(self) -> list[str]:

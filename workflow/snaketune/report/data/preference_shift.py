@@ -139,16 +139,16 @@ def _change(
     initial_pairs: pa.Table | None,
 ) -> PreferenceChange | None:
     rows = _of_corpus(scored.pairs, corpus)
-    own, counts = _by_id(rows, "_logp"), _by_id(rows, "_tokens")
+    logps, counts = _by_id(rows, "_logp"), _by_id(rows, "_tokens")
     known = {pair: logp for pair, logp in _by_id(rows, "_logp", "reference_").items() if np.isfinite(logp).all()}
     earlier = {} if initial_pairs is None else _by_id(_of_corpus(initial_pairs, corpus), "_logp")
     before, earlier = (initial, earlier) if earlier else ("reference", known)
-    ids = [pair for pair in own if pair in earlier]
+    ids = [pair for pair in logps if pair in earlier]
     if not ids:
         return None
     # Without a comparable reference, gains are relative to the model before.
     referenced = all(pair in known for pair in ids)
-    values = (earlier, own, counts, known if referenced else earlier)
+    values = (earlier, logps, counts, known if referenced else earlier)
     before_P2, after_P2, counts_P2, reference_P2 = (np.array([by_id[pair] for pair in ids]) for by_id in values)
     return PreferenceChange(
         evaluation=scored.evaluation,

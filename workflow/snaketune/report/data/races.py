@@ -39,7 +39,7 @@ def races_of(results: ResultSet) -> list[Race]:
     for result in results.of("race"):
         decisions = read_json(result.artifact.file(FILE))
         rungs.setdefault(result.name.rpartition("@")[0], []).append((result.spec["rung"], result, decisions))
-    return [_race(name, sorted(some, key=lambda one: one[0])) for name, some in sorted(rungs.items())]
+    return [_race(name, sorted(entries, key=lambda entry: entry[0])) for name, entries in sorted(rungs.items())]
 
 
 def _race(name: str, rungs: list[tuple[float, Result, dict[str, Any]]]) -> Race:
@@ -58,7 +58,8 @@ def _race(name: str, rungs: list[tuple[float, Result, dict[str, Any]]]) -> Race:
         measured=measured | {label: {} for label in stopped if label not in measured},
         stopped=stopped,
         paused={
-            _label(run): share for run, share in sorted(decisions["paused"].items(), key=lambda one: natural(one[0]))
+            _label(run): share
+            for run, share in sorted(decisions["paused"].items(), key=lambda pause: natural(pause[0]))
         },
     )
 

@@ -82,7 +82,7 @@ class ResultSet(Results):
     def __init__(self, jobs: tuple[ReportedJob, ...], manifests: list[Path], runs: list[Path]):
         super().__init__(jobs, manifests, runs)
         order = list(STAGES)
-        self.all = sorted(self.by_key.values(), key=lambda one: (order.index(one.stage), natural(one.name)))
+        self.all = sorted(self.by_key.values(), key=lambda result: (order.index(result.stage), natural(result.name)))
         self.by_key = {f"{result.stage}/{result.name}": result for result in self.all}
         self.stages = {result.stage for result in self.all}
 
@@ -92,7 +92,7 @@ class ResultSet(Results):
         by_name: dict[str, list[ScoredModel]] = {}
         for scored in map(scored_of, self.of("eval")):
             by_name.setdefault(scored.evaluation, []).append(scored)
-        return {name: sorted(models, key=lambda one: model_order(one.model)) for name, models in by_name.items()}
+        return {name: sorted(models, key=lambda model: model_order(model.model)) for name, models in by_name.items()}
 
     @property
     def scored(self) -> list[ScoredModel]:
@@ -101,13 +101,13 @@ class ResultSet(Results):
     @cached_property
     def initial_models(self) -> dict[str, str]:
         """The label of the initial model of each DPO run, by the label of the run."""
-        return {run.label: made[0].label for run in self.of("dpo") if (made := self.made_from(run, "model"))}
+        return {run.label: inputs[0].label for run in self.of("dpo") if (inputs := self.made_from(run, "model"))}
 
     @property
     def models(self) -> list[str]:
         """Labels of all models, from base to DPO."""
         trained = {result.label for result in self.of("sft", "dpo")}
-        return sorted({one.model for one in self.scored} | trained, key=model_order)
+        return sorted({scored.model for scored in self.scored} | trained, key=model_order)
 
 
 def scored_of(result: Result) -> ScoredModel:

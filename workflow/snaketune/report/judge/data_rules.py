@@ -111,18 +111,18 @@ def _prompt_findings(
         )
 
 
-def difference_findings(one: Difference, verdict: Verdict) -> Iterator[ReportFinding]:
-    if one.outcome == WORSE:
+def difference_findings(difference: Difference, verdict: Verdict) -> Iterator[ReportFinding]:
+    if difference.outcome == WORSE:
         yield ReportFinding(
-            kind=f"worse: {verdict.against}, {one.name}",
+            kind=f"worse: {verdict.against}, {difference.name}",
             where=verdict.model,
-            message=f"worse than {verdict.against}: {one.name} {one.text} ({one.interval_text})",
+            message=f"worse than {verdict.against}: {difference.name} {difference.text} ({difference.interval_text})",
             action="lower it, or train fewer epochs",
             key=verdict.key and f"{verdict.key}.training.learning_rate",
         )
-    if one.outcome != INCONCLUSIVE or one.measure.unit != "share":
+    if difference.outcome != INCONCLUSIVE or difference.measure.unit != "share":
         return
-    low, high = one.interval
+    low, high = difference.interval
     half = (high - low) / 2
     # On so few rows, a difference of RESOLUTION would be inconclusive too.
     if half > RESOLUTION:
@@ -130,11 +130,11 @@ def difference_findings(one: Difference, verdict: Verdict) -> Iterator[ReportFin
         needed = round((half / RESOLUTION) ** 2, 1)
         yield ReportFinding(
             kind="too few rows",
-            where=one.evaluation,
-            message=f"{one.name} is inconclusive for {verdict.model} against {verdict.against}: with {whole(one.rows)} rows, "
-            f"only differences above {100 * half:.0f} points are significant",
+            where=difference.evaluation,
+            message=f"{difference.name} is inconclusive for {verdict.model} against {verdict.against}: with "
+            f"{whole(difference.rows)} rows, only differences above {100 * half:.0f} points are significant",
             action=f"hold out about {decimal(needed)} times as many rows to detect {100 * RESOLUTION:.0f} points",
-            key=f"corpora.{one.measure.path.split('.')[1]}.held_out",
+            key=f"corpora.{difference.measure.path.split('.')[1]}.held_out",
             severity=NOTES,
         )
 

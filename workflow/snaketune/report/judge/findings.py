@@ -57,17 +57,21 @@ class Step:
 
 
 def in_order(findings: list[ReportFinding]) -> list[ReportFinding]:
-    rank = {one.kind: next(n for n, kind in enumerate(KINDS) if one.kind.startswith(kind)) for one in findings}
-    return sorted(findings, key=lambda one: (one.severity != WARNS, rank[one.kind]))
+    rank = {
+        finding.kind: next(n for n, kind in enumerate(KINDS) if finding.kind.startswith(kind)) for finding in findings
+    }
+    return sorted(findings, key=lambda finding: (finding.severity != WARNS, rank[finding.kind]))
 
 
 def groups(findings: list[ReportFinding]) -> list[FindingGroup]:
     """Group findings by kind and key, in order of first appearance. A finding without a key isn't grouped."""
     grouped: dict[tuple[str, ...], list[ReportFinding]] = {}
-    for one in findings:
-        grouped.setdefault((one.kind, one.key) if one.key else (one.kind, one.where, one.message), []).append(one)
+    for finding in findings:
+        grouped.setdefault(
+            (finding.kind, finding.key) if finding.key else (finding.kind, finding.where, finding.message), []
+        ).append(finding)
     return [
-        FindingGroup(where=list(dict.fromkeys(one.where for one in alike)), first=alike[0])
+        FindingGroup(where=list(dict.fromkeys(finding.where for finding in alike)), first=alike[0])
         for alike in grouped.values()
     ]
 
@@ -75,10 +79,12 @@ def groups(findings: list[ReportFinding]) -> list[FindingGroup]:
 def steps(findings: list[ReportFinding]) -> list[Step]:
     """The actions of all findings without repetitions; of several for one key, the first."""
     grouped: dict[str, Step] = {}
-    for one in findings:
-        if one.action:
-            step = grouped.setdefault(one.key or one.action, Step(action=one.action, key=one.key, reasons=[]))
-            kind = one.kind.partition(":")[0]
+    for finding in findings:
+        if finding.action:
+            step = grouped.setdefault(
+                finding.key or finding.action, Step(action=finding.action, key=finding.key, reasons=[])
+            )
+            kind = finding.kind.partition(":")[0]
             if kind not in step.reasons:
                 step.reasons.append(kind)
     return list(grouped.values())

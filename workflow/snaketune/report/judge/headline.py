@@ -45,18 +45,18 @@ class Headline:
 
     @property
     def without_interval(self) -> bool:
-        return any(one.of(NO_INTERVAL) for one in self.verdicts)
+        return any(verdict.of(NO_INTERVAL) for verdict in self.verdicts)
 
 
 def headline(results: ResultSet, lineage: list[str]) -> Headline:
     """The headline of a lineage from `judged_lineage`: labels of models, the base first."""
     verdicts = lineage_verdicts(results, lineage)
-    sentences = [one.sentence for one in verdicts] or [_no_verdict(results, lineage)]
+    sentences = [verdict.sentence for verdict in verdicts] or [_no_verdict(results, lineage)]
     return Headline(
         sentence=sentences[0],
         more=sentences[1:],
         tone=verdicts[0].tone if verdicts else INCONCLUSIVE,
-        models=[*(one.against for one in verdicts), verdicts[0].model] if verdicts else [],
+        models=[*(verdict.against for verdict in verdicts), verdicts[0].model] if verdicts else [],
         table=_table(verdicts),
         verdicts=verdicts,
     )
@@ -79,7 +79,7 @@ def model_lineage(results: ResultSet, models: list[ScoredModel], best: str | Non
     or with the lowest held-out loss if no answers can be checked.
     """
     labels = {scored.model for scored in models}
-    by_kind = ([one for one in models if one.model.startswith(f"{kind}:")] for kind in ("dpo", "sft", "base"))
+    by_kind = ([scored for scored in models if scored.model.startswith(f"{kind}:")] for kind in ("dpo", "sft", "base"))
     candidates = next(filter(None, by_kind), [])
     if not candidates:
         return []
@@ -104,17 +104,19 @@ def _quality(scored: ScoredModel) -> tuple[float, float]:
 def _table(verdicts: list[Verdict]) -> list[ComparedMeasure]:
     by_measure: dict[tuple[str, str], list[Difference | None]] = {}
     for number, verdict in enumerate(verdicts):
-        for one in verdict.differences:
-            by_measure.setdefault((one.evaluation, one.measure.path), [None] * len(verdicts))[number] = one
+        for difference in verdict.differences:
+            by_measure.setdefault((difference.evaluation, difference.measure.path), [None] * len(verdicts))[number] = (
+                difference
+            )
     table = []
     for row in by_measure.values():
-        known = next(one for one in row if one)
-        values = [*(one.shown(one.before) if one else NOTHING for one in row), known.shown(known.after)]
+        known = next(cell for cell in row if cell)
+        values = [*(cell.shown(cell.before) if cell else NOTHING for cell in row), known.shown(known.after)]
         about = {name: getattr(known.measure, name) for name in ("on", "name", "unit")}
-        rows = max(one.rows for one in row if one)
+        rows = max(cell.rows for cell in row if cell)
         table.append(ComparedMeasure(**about, rows=rows, values=values, differences=row))
     # Measures with an interval first.
-    return sorted(table, key=lambda row: all(one is None or one.interval is None for one in row.differences))
+    return sorted(table, key=lambda row: all(cell is None or cell.interval is None for cell in row.differences))
 
 
 def _no_verdict(results: ResultSet, lineage: list[str]) -> str:
@@ -148,8 +150,8 @@ def collect_findings(
     findings = [*preflight_findings(results), *data_rules.sweep_findings(results, variants)]
     findings += slow_nodes([*((run.label, run.run) for run in results.of("sft", "dpo")), *others])
     for verdict in verdicts:
-        for one in verdict.differences:
-            findings += data_rules.difference_findings(one, verdict)
+        for difference in verdict.differences:
+            findings += data_rules.difference_findings(difference, verdict)
     for run in trainings(results):
         findings += training_findings(run)
     users = data_rules.users_of_packs(results)

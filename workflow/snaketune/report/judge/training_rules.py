@@ -114,7 +114,7 @@ def training_findings(facts: TrainingFacts) -> Iterator[ReportFinding]:
     if stopped:
         message = f"stopped by stop_if at step {whole(stopped.step)}: {stopped.reason}"
         yield finding("stopped early", message, "halve it", "training.learning_rate")
-    if lasting := [one for one in warnings if one.at_end is not None]:
+    if lasting := [warning for warning in warnings if warning.at_end is not None]:
         more = f" (and {len(lasting) - 1} more, below)" if len(lasting) > 1 else ""
         remedy = REMEDIES.get(lasting[0].kind, ("", ""))
         yield finding(f"training warning: {lasting[0].kind}", f"{lasting[0].at_end}{more}", *remedy)
@@ -199,21 +199,22 @@ def preflight_findings(results: ResultSet) -> list[ReportFinding]:
 def parse_findings(entries: list[dict[str, Any]]) -> list[ReportFinding]:
     """The findings among preflight's entries, without passed checks.
 
-    >>> one = {"severity": "warns", "where": "sft.a", "key": "sft.a.seed", "found": "twice", "do": "another"}
-    >>> [(one.where, one.message, one.action, one.key) for one in parse_findings([one, one | {"severity": "fine"}])]
+    >>> entry = {"severity": "warns", "where": "sft.a", "key": "sft.a.seed", "found": "twice", "do": "another"}
+    >>> findings = parse_findings([entry, entry | {"severity": "fine"}])
+    >>> [(finding.where, finding.message, finding.action, finding.key) for finding in findings]
     [('sft.a', 'twice', 'another', 'sft.a.seed')]
     """
     return [
         ReportFinding(
-            kind=f"preflight: {clip(one['found'], 200)}",
-            where=clip(one["where"], 200),
-            message=clip(one["found"]),
-            action=clip(one.get("do") or ""),
-            key=clip(one.get("key") or "", 200),
-            severity=SEVERITIES[one["severity"]],
+            kind=f"preflight: {clip(entry['found'], 200)}",
+            where=clip(entry["where"], 200),
+            message=clip(entry["found"]),
+            action=clip(entry.get("do") or ""),
+            key=clip(entry.get("key") or "", 200),
+            severity=SEVERITIES[entry["severity"]],
         )
-        for one in entries
-        if one["severity"] in SEVERITIES
+        for entry in entries
+        if entry["severity"] in SEVERITIES
     ]
 
 

@@ -94,7 +94,7 @@ class Verdict:
     differences: list[Difference]
 
     def of(self, outcome: str) -> list[Difference]:
-        return [one for one in self.differences if one.outcome == outcome]
+        return [difference for difference in self.differences if difference.outcome == outcome]
 
     @property
     def tone(self) -> str:
@@ -107,7 +107,10 @@ class Verdict:
         counts = (len(self.of(outcome)) for outcome in (BETTER, WORSE, INCONCLUSIVE))
         if self.differences and len(self.of(NO_INTERVAL)) < len(self.differences):
             return sentence(self.model, self.against, *counts)
-        moved = "; ".join(f"{one.name} {one.shown(one.before)} → {one.shown(one.after)}" for one in self.differences)
+        moved = "; ".join(
+            f"{difference.name} {difference.shown(difference.before)} → {difference.shown(difference.after)}"
+            for difference in self.differences
+        )
         pair = f"{self.model} against {self.against}"
         return f"{pair}: {moved or 'no common measure'}; without intervals, significance is unknown."
 
@@ -148,11 +151,11 @@ def lineage_verdicts(results: ResultSet, lineage: list[str]) -> list[Verdict]:
     key = next((run.key for run in results.of("sft", "dpo") if run.label == model), "")
     verdicts = []
     for against in dict.fromkeys((lineage[0], lineage[-2])):
-        scored = [{one.model: one for one in models} for models in results.evaluations.values()]
+        scored = [{entry.model: entry for entry in models} for models in results.evaluations.values()]
         both = [(models[against], models[model]) for models in scored if against in models and model in models]
         # With several evaluations, measures are named with theirs.
         where = " ({})" if len(both) > 1 else ""
-        found = [one for pair in both for one in differences(*pair, where.format(pair[0].evaluation))]
+        found = [difference for pair in both for difference in differences(*pair, where.format(pair[0].evaluation))]
         verdicts.append(Verdict(model=model, against=against, key=key, differences=found))
     return verdicts
 

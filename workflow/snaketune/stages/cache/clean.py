@@ -8,7 +8,7 @@ from snaketune.stages.host.locks import holder, is_free
 
 # Below the work folders: values of single rows, by cache key (`stages/cache/row_store.py`). A name with a dot is no stage.
 ROWS = ".rows"
-# Records of passed self-tests (`training/passed_tests.py`).
+# Records of passed self-tests (`training/self_test_records.py`).
 SELF_TESTS = ".self-tests"
 # Of unfinished work: files that are named by the keys of the rows that it adds.
 ADDED_ROWS = "state/rows/*"

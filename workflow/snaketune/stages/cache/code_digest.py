@@ -25,7 +25,7 @@ from snaketune.stages.cache.work_folders import published_results
 RECORD = "accepted_code.json"
 PACKAGE_FOLDER = Path(__file__).parents[2]
 # Packages that shape no result, each with the reason. All others count, and so do the modules directly below `snaketune`.
-SHAPELESS = {
+EXCLUDED_FROM_DIGEST = {
     # What is computed from values counts by name, see BY_DEFINITION.
     "config": "what a key means is decided before the spec is made, and the spec holds every value resolved",
     "artifacts": "describes results; what is read of them is digested by content",
@@ -114,9 +114,9 @@ class Modules:
         shapeless = _shapeless(entry)
         modules = self.shaping(entry)
         parts = sorted({self._part(module, shapeless) for module in modules})
-        imports = [(module, one) for module in modules for one, _ in self._syntax(module)[1]]
+        imports = [(module, imported) for module in modules for imported, _ in self._syntax(module)[1]]
         # Of specs, a stage has its own alone, though modules that it shares with others name theirs.
-        settings = [one for module, one in imports if module == entry or one.module != SPECS]
+        settings = [imported for module, imported in imports if module == entry or imported.module != SPECS]
         parts += sorted({*computing(settings, self._settings)})
         parts += [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in templates(entry)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
@@ -152,16 +152,16 @@ class Modules:
         """The digest of a module's syntax, and its imports, each with the module that it reads: `name` itself if that is
         a module, else the one that defines it."""
         digest, imports = syntax_of(self.files[module].read_bytes())
-        submodules = ((one, f"{one.module}.{one.name}") for one in imports)
-        return digest, [(one, name if name in self.files else one.module) for one, name in submodules]
+        submodules = ((imported, f"{imported.module}.{imported.name}") for imported in imports)
+        return digest, [(imported, name if name in self.files else imported.module) for imported, name in submodules]
 
     def _describe(self, module: str, shapeless: frozenset[str]) -> str:
         """A module's syntax, and one entry for each name that it imports from the package: the name here, there, and
         the other module's syntax."""
         digest, imports = self._syntax(module)
         names = sorted(
-            f"{one.bound}={'' if defining != one.module else one.name}@{self._syntax(defining)[0]}"
-            for one, defining in imports
+            f"{imported.bound}={'' if defining != imported.module else imported.name}@{self._syntax(defining)[0]}"
+            for imported, defining in imports
             if _package(defining) not in shapeless
         )
         return f"{digest} {' '.join(names)}"
@@ -169,7 +169,7 @@ class Modules:
 
 def _shapeless(entry: str) -> frozenset[str]:
     """The packages that shape no result of a stage; its own always does."""
-    return frozenset(SHAPELESS) - {_package(entry)}
+    return frozenset(EXCLUDED_FROM_DIGEST) - {_package(entry)}
 
 
 def _package(module: str) -> str:

@@ -58,7 +58,7 @@ def fingerprint(key: Key, inputs: dict[str, list[str]], versions: dict[str, str 
 
 def read_artifacts(artifacts: dict[str, list[Artifact]], by: dict[str, str]) -> dict[str, list[str]]:
     """The digests of the artifacts by role, for the fingerprint. Args: by: as in `Key`."""
-    return {role: [_counted(artifact, by.get(role)) for artifact in some] for role, some in artifacts.items()}
+    return {role: [_counted(artifact, by.get(role)) for artifact in inputs] for role, inputs in artifacts.items()}
 
 
 def _counted(artifact: Artifact, entry: str | None) -> str:

@@ -71,7 +71,7 @@ class Results:
         return self._known[job.manifest]
 
     def _check(self, job: Job) -> Status:
-        above = [self.of(made) for made in made_from(job)]
+        above = [self.of(upstream) for upstream in made_from(job)]
         try:
             text = Path(job.manifest).read_bytes()
             self._digests[job.manifest] = digest_bytes(text)
@@ -101,7 +101,9 @@ class Results:
         code = self.code_of(job.stage)
         if manifest["code"] != code and manifest["code"] not in accepted_codes(job.stage, code, WORK_ROOT.parent):
             yield f"the code of stage {job.stage} has changed"
-        if missing := sorted({made.key for made, status in zip(made_from(job), above) if status.manifest is None}):
+        if missing := sorted(
+            {upstream.key for upstream, status in zip(made_from(job), above) if status.manifest is None}
+        ):
             yield f"missing input ({_some(missing)})"
         else:
             yield from self._inputs(job, manifest["inputs"])
@@ -138,16 +140,17 @@ class Results:
         if stage.reads_manifests:
             # As they are: the report reads run.json too.
             return {role: [*map(self._as_file, paths)] for role, paths in inputs_by_role(job).items()}
-        made = {
-            role: [(one.key, self._counted(stage, role, one)) for one in jobs] for role, jobs in job.artifacts.items()
+        inputs = {
+            role: [(upstream.key, self._counted(stage, role, upstream)) for upstream in jobs]
+            for role, jobs in job.artifacts.items()
         }
         for role, files in job.files.items():
-            made[role] = [(str(path), entry) for path, entry in cached_entries(role, map(Path, files), WORK_ROOT)]
-        return made
+            inputs[role] = [(str(path), entry) for path, entry in cached_entries(role, map(Path, files), WORK_ROOT)]
+        return inputs
 
-    def _counted(self, stage: Stage, role: str, made: Job) -> str:
+    def _counted(self, stage: Stage, role: str, upstream: Job) -> str:
         """The digest of what a stage reads of a result, as `fingerprint.read_artifacts` does."""
-        if (manifest := self.of(made).manifest) is None:
+        if (manifest := self.of(upstream).manifest) is None:
             return ""
         if entry := stage.digested_by.get(role):
             return str(manifest.get(entry))
@@ -163,12 +166,12 @@ class Results:
         with other versions of libraries. Each job is reported once."""
         stale: dict[tuple[str, str], list[str]] = {}
         versions: dict[tuple[str, str, str], list[str]] = {}
-        for one in self._not_logged(job):
-            status = self.of(one)
+        for node in self._not_logged(job):
+            status = self.of(node)
             for why in status.why:
-                stale.setdefault((one.stage, why), []).append(one.key)
+                stale.setdefault((node.stage, why), []).append(node.key)
             for version in status.other_versions if status.current else ():
-                versions.setdefault(version, []).append(one.key)
+                versions.setdefault(version, []).append(node.key)
         for (_, why), names in stale.items():
             yield f"stale: {_some(names)}: {why}"
         for (library, made_with, here), names in sorted(versions.items()):
@@ -178,8 +181,8 @@ class Results:
     def _not_logged(self, job: Job) -> Iterator[Job]:
         if job.manifest not in self._logged:
             self._logged.add(job.manifest)
-            for made in made_from(job):
-                yield from self._not_logged(made)
+            for upstream in made_from(job):
+                yield from self._not_logged(upstream)
             yield job
 
 
@@ -191,10 +194,10 @@ def inputs_by_role(job: Job) -> dict[str, list[str]]:
     """The paths that a job reads, by role; SnaketuneError if a result that the report compares with doesn't exist."""
     stage = STAGES[job.stage]
     if not stage.reads_manifests:
-        made = {role: [one.manifest for one in jobs] for role, jobs in job.artifacts.items()}
-        return made | {role: list(files) for role, files in job.files.items()}
+        paths = {role: [upstream.manifest for upstream in jobs] for role, jobs in job.artifacts.items()}
+        return paths | {role: list(files) for role, files in job.files.items()}
     jobs = list(made_from(job))
-    files = {"manifests": [one.manifest for one in jobs], "runs": [one.run for one in jobs]}
+    files = {"manifests": [upstream.manifest for upstream in jobs], "runs": [upstream.run for upstream in jobs]}
     if stage.further_files:
         files |= stage.further_files(job.spec)
     return {role: files[role] for role in stage.files}

@@ -47,7 +47,7 @@ class Import(NamedTuple):
 def syntax_of(source: bytes) -> tuple[str, tuple[Import, ...]]:
     """The digest of a module's syntax tree, without its imports from the package, and these imports."""
     digest, imports = parsed(source, _parse)
-    return digest, tuple(Import(*one) for one in imports)
+    return digest, tuple(Import(*fields) for fields in imports)
 
 
 def parsed(source: bytes, parse: Callable[[bytes], Any]) -> Any:
@@ -178,7 +178,7 @@ def computing(imports: Iterable[Import], source_of: Callable[[str], bytes | None
     Args:
         source_of: the source of a module that is counted by its definitions; None for any other.
     """
-    waiting: list[Used] = [(one.name, one.module, False) for one in imports]
+    waiting: list[Used] = [(entry.name, entry.module, False) for entry in imports]
     seen: set[Used] = set()
     while waiting:
         used = name, module, as_type = waiting.pop()
@@ -188,21 +188,21 @@ def computing(imports: Iterable[Import], source_of: Callable[[str], bytes | None
         defined, imported = definitions_of(source)
         if name in imported:
             waiting.append((imported[name].name, imported[name].module, as_type))
-        for one in defined.get(name, ()):
-            is_model = bool(one.types)
-            if one.digest and (is_model or not as_type):
-                yield one.digest
+        for definition in defined.get(name, ()):
+            is_model = bool(definition.types)
+            if definition.digest and (is_model or not as_type):
+                yield definition.digest
             # An alias of types leads to them; its own text, such as the choices of a key, decides about values.
-            waiting += [(other, module, as_type and not is_model) for other in one.names]
-            waiting += [(other, module, True) for other in one.types]
+            waiting += [(other, module, as_type and not is_model) for other in definition.names]
+            waiting += [(other, module, True) for other in definition.types]
 
 
 @cache
 def definitions_of(source: bytes) -> tuple[dict[str, list[Definition]], dict[str, Import]]:
     """The definitions at the top of a module by name, and its imports from the package by the names that it binds."""
     defined, imports = parsed(source, _define)
-    definitions = {name: [Definition(*one) for one in some] for name, some in defined.items()}
-    return definitions, {one[2]: Import(*one) for one in imports}
+    definitions = {name: [Definition(*fields) for fields in entries] for name, entries in defined.items()}
+    return definitions, {fields[2]: Import(*fields) for fields in imports}
 
 
 def _define(source: bytes) -> tuple[dict[str, list[Definition]], list[Import]]:
@@ -245,17 +245,19 @@ def _of_class(node: ast.ClassDef) -> Definition:
     if node.decorator_list or not node.bases or ast.unparse(node.bases[0]) == "NamedTuple":
         return _of_code(node)
     fields = [
-        one for one in node.body if isinstance(one, ast.AnnAssign) and "ClassVar" not in ast.unparse(one.annotation)
+        statement
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign) and "ClassVar" not in ast.unparse(statement.annotation)
     ]
-    computing = [one for one in node.body if one not in fields and not _reads_values(one)]
-    return _of_code(*computing, types=[*node.bases, *(one.annotation for one in fields)])
+    computing = [statement for statement in node.body if statement not in fields and not _reads_values(statement)]
+    return _of_code(*computing, types=[*node.bases, *(statement.annotation for statement in fields)])
 
 
 def _reads_values(node: ast.stmt) -> bool:
     """Whether a part of a model decides how values are read, which the spec then holds; or is a docstring."""
     match node:
         case ast.FunctionDef(decorator_list=[*decorators]):
-            return any("validator" in ast.unparse(one) for one in decorators)
+            return any("validator" in ast.unparse(decorator) for decorator in decorators)
         case ast.Assign(targets=[ast.Name(id="model_config")]) | ast.Expr(value=ast.Constant()):
             return True
         case ast.Assign(value=ast.Call(func=ast.Call(func=ast.Name(id="field_validator")))):
@@ -264,4 +266,4 @@ def _reads_values(node: ast.stmt) -> bool:
 
 
 def _names_in(nodes: Iterable[ast.AST]) -> list[str]:
-    return sorted({one.id for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)})
+    return sorted({part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)})

@@ -181,9 +181,9 @@ class Claim:
         self.out, self.fingerprint, self.file = out, fingerprint, root / CLAIMS / f"{name}.json"
         self.file.parent.mkdir(parents=True, exist_ok=True)
         # Several processes may claim it at the same time.
-        own = self.file.with_name(f"{name}.{socket.gethostname()}.{os.getpid()}")
-        write_json(own, fingerprint)
-        own.replace(self.file)
+        draft = self.file.with_name(f"{name}.{socket.gethostname()}.{os.getpid()}")
+        write_json(draft, fingerprint)
+        draft.replace(self.file)
 
     def check(self) -> None:
         """Raise SnaketuneError if a process that started later makes another result for this folder."""

@@ -195,9 +195,9 @@ def _try_slot(folder: Path, name: str) -> TextIO | None:
     try:
         return try_lock(folder / name)
     except NoLocks:
-        own = Path(tempfile.gettempdir()) / f"snaketune-gpus-{os.getuid()}"
-        own.mkdir(mode=0o700, exist_ok=True)
-        return try_lock(own / name)
+        host_folder = Path(tempfile.gettempdir()) / f"snaketune-gpus-{os.getuid()}"
+        host_folder.mkdir(mode=0o700, exist_ok=True)
+        return try_lock(host_folder / name)
 
 
 def gpu_findings(spec: Any, operation: Operation) -> list[Finding]:

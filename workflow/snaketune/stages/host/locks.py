@@ -163,8 +163,8 @@ class Lease:
 
     def __init__(self, lock: Path):
         self.path = lock.with_name(f"{lock.name}.lease")
-        self.own = Holder.here()
-        self._partial = lock.with_name(f".{self.path.name}.{self.own.token}")
+        self.this_process = Holder.here()
+        self._partial = lock.with_name(f".{self.path.name}.{self.this_process.token}")
         self._ended = threading.Event()
         # Whether the lock's file system has flock, as far as is known.
         self.flock = True
@@ -207,7 +207,7 @@ class Lease:
         return existing[0] if (existing := self._read()) else None
 
     def is_ours(self) -> bool:
-        return self.holder() == self.own
+        return self.holder() == self.this_process
 
     def check(self) -> None:
         """Raise SnaketuneError if the lease is lost; called before anything is written that another process might write."""
@@ -253,8 +253,8 @@ class Lease:
 
     def _is_of_this_machine(self, holder: Holder | None) -> bool:
         if holder and holder.boot:
-            return holder.boot == self.own.boot
-        return holder is not None and holder.host == self.own.host
+            return holder.boot == self.this_process.boot
+        return holder is not None and holder.host == self.this_process.host
 
     def _is_silent(self, holder: Holder | None, beat: float) -> bool:
         """Whether there was no heartbeat for so long that the holder counts as dead."""
@@ -299,4 +299,4 @@ class Lease:
         self._partial.replace(self.path)
 
     def _content(self) -> str:
-        return json.dumps(asdict(self.own)) + "\n"
+        return json.dumps(asdict(self.this_process)) + "\n"

@@ -142,15 +142,17 @@ def corpus_job(context: Context, name: str) -> Job:
     """The job of an entry of `corpora:`, after those that it is decontaminated against."""
     corpora, corpus = context.config.corpora, context.config.corpora[name]
     evaluations = context.config.eval.values() if corpus.decontamination else ()
-    evaluated = {one for evaluation in evaluations for one in (*evaluation.conversations, *evaluation.preferences)}
+    evaluated = {entry for evaluation in evaluations for entry in (*evaluation.conversations, *evaluation.preferences)}
     # A corpus that is decontaminated itself is excluded: the two could wait for each other.
-    against = sorted(one for one in evaluated if one != name and not corpora[one].decontamination)
-    folders = sorted({one.tasks.folder for one in evaluations if one.tasks and one.tasks.folder})
+    against = sorted(entry for entry in evaluated if entry != name and not corpora[entry].decontamination)
+    folders = sorted(
+        {evaluation.tasks.folder for evaluation in evaluations if evaluation.tasks and evaluation.tasks.folder}
+    )
     return context.plan(
         "corpus",
         name,
         spec_from(CorpusSpec, corpus),
-        {"against": tuple(corpus_job(context, one) for one in against)},
+        {"against": tuple(corpus_job(context, entry) for entry in against)},
         files={
             "files": tuple(file for source in corpus.sources for file in source.files),
             "against_files": tuple(file for folder in folders for file in task_files(folder).data),
@@ -230,9 +232,9 @@ def pack_job(context: Context, kind: Kind, corpus: str, tokenizer: str, packing:
     specs = (WriteSpec(part=part + 1, parts=len(tokens)) for part in range(len(tokens)))
     shards = tuple(
         context.plan(
-            "write", f"{name}/{one.part}-of-{one.parts}", one, {"plan": (plan,), "tokens": tokens, "corpus": raw}
+            "write", f"{name}/{shard.part}-of-{shard.parts}", shard, {"plan": (plan,), "tokens": tokens, "corpus": raw}
         )
-        for one in specs
+        for shard in specs
     )
     return context.plan("pack", name, spec, {"plan": (plan,), "shards": shards})
 

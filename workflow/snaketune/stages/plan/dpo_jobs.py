@@ -49,16 +49,18 @@ def _ref_logps_job(context: Context, key: Key) -> Job:
         "files": {"base": model.files},
     }
     operation = Execution(
-        gpus=max(min(one.operation.gpus, 1) for one in runs),
-        allow_cpu=any(one.operation.allow_cpu for one in runs),
+        gpus=max(min(dpo.operation.gpus, 1) for dpo in runs),
+        allow_cpu=any(dpo.operation.allow_cpu for dpo in runs),
         # A run that doesn't share kernels refuses what another kernel computed.
-        share_kernels=all(one.reference_pass.share_kernels for one in runs),
+        share_kernels=all(dpo.reference_pass.share_kernels for dpo in runs),
     )
-    count = max(one.reference_pass.parts for one in runs)
+    count = max(dpo.reference_pass.parts for dpo in runs)
     specs = [RefPassSpec(**dict(spec), part=part + 1, parts=count) for part in range(count)] if count > 1 else []
     parts = tuple(
-        context.plan("ref_pass", f"{name}/{one.part}-of-{count}", one, operation=operation, after=first, **inputs)
-        for one in specs
+        context.plan(
+            "ref_pass", f"{name}/{pass_spec.part}-of-{count}", pass_spec, operation=operation, after=first, **inputs
+        )
+        for pass_spec in specs
     )
     if parts:
         pattern = parts[0].manifest.replace(f"/1-of-{count}/", f"/*-of-{count}/")

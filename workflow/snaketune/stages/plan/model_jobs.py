@@ -102,7 +102,7 @@ def race_before(context: Context, stage: str, name: str) -> Job | None:
     if variant not in runs or not (race := runs[variant].race):
         return None
     passed = [rung for rung in race.rungs if rung < (runs[name].training.until or 1.0)]
-    grid = next(grid for grid, made in context.variants[stage].items() if variant in made)
+    grid = next(grid for grid, variants in context.variants[stage].items() if variant in variants)
     return _race_job(context, stage, grid, passed[-1]) if passed else None
 
 
@@ -123,7 +123,7 @@ def _race_job(context: Context, stage: str, grid: str, rung: float) -> Job:
         **rows,
     )
     evaluated = tuple(eval_job(context, f"race-{name}", evaluation, model) for model in models)
-    earlier = [one for one in race.rungs if one < rung][-1:]
+    earlier = [share for share in race.rungs if share < rung][-1:]
     return context.plan(
         "race",
         snapshot_name(name, rung),
@@ -138,6 +138,6 @@ def _race_job(context: Context, stage: str, grid: str, rung: float) -> Job:
         {
             "snapshots": tuple(context.jobs[stage, snapshot_name(variant, rung)] for variant in variants),
             "evaluated": evaluated,
-            "before": tuple(_race_job(context, stage, grid, one) for one in earlier),
+            "before": tuple(_race_job(context, stage, grid, share) for share in earlier),
         },
     )

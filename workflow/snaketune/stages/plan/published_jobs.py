@@ -58,7 +58,7 @@ def _card_job(config: Workflow, training: Job, name: str, evaluations: list[Job]
 
 def reported(job: Job, made_from: dict[str, tuple[Job, ...]], grid: str = "") -> ReportedJob:
     """A job as the report and the cards show it, with its inputs by role and the grid that it belongs to."""
-    keys = {role: tuple(made.key for made in some) for role, some in made_from.items() if some}
+    keys = {role: tuple(upstream.key for upstream in jobs) for role, jobs in made_from.items() if jobs}
     return ReportedJob(stage=job.stage, name=job.name, made_from=keys, config_key=grid)
 
 

@@ -75,7 +75,9 @@ def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dp
     # Timings measure a few steps from the start.
     snapshots = _snapshots_before(config, stage, name) if stage in ("sft", "dpo") else {}
     # Snapshots of DPO runs are planned before their run, as the config lists them.
-    before = [sft_job(context, one) if stage == "sft" else context.jobs[stage, one] for one in snapshots][-1:]
+    before = [
+        sft_job(context, snapshot) if stage == "sft" else context.jobs[stage, snapshot] for snapshot in snapshots
+    ][-1:]
     race = race_before(context, stage, name) if stage in ("sft", "dpo") else None
     return Job(
         stage=stage,
@@ -196,8 +198,8 @@ def preflight_job(context: Context, family: str) -> Job:
     config = context.config
     runs: dict[str, Sft | Dpo] = {
         f"{section}.{name}": run
-        for section, some in (("sft", config.sft), ("dpo", config.dpo))
-        for name, run in some.items()
+        for section, entries in (("sft", config.sft), ("dpo", config.dpo))
+        for name, run in entries.items()
         if first_run(config, sft_below(name, run)) == family
     }
     packs_of_runs = {key: pack_of(context, run) for key, run in runs.items()}

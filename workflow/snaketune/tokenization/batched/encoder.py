@@ -71,7 +71,10 @@ class BatchedEncoder:
         buffers = [None, pa.py_buffer(turns.offsets), pa.py_buffer(codes)]
         role_strings = pa.Array.from_buffers(pa.large_binary(), len(turns), buffers).dictionary_encode()
         roles = names.dictionary.to_pylist()
-        frames = [self._frames.get(tuple(roles[code] for code in own)) for own in role_strings.dictionary.to_pylist()]
+        frames = [
+            self._frames.get(tuple(roles[code] for code in role_string))
+            for role_string in role_strings.dictionary.to_pylist()
+        ]
         return frames, role_strings.indices.to_numpy()
 
     def _uncertain(self, turns: Turns) -> np.ndarray:
@@ -86,7 +89,7 @@ class BatchedEncoder:
             contents.append(pc.match_substring(turns.contents, OPEN))
         if self._chat.template.empty_block:
             contents.append(pc.match_substring_regex(turns.contents, BLOCK))
-        uncertain = np.any([one.to_numpy(zero_copy_only=False) for one in contents], 0)[turns.index]
+        uncertain = np.any([flags.to_numpy(zero_copy_only=False) for flags in contents], 0)[turns.index]
         # Only the reference path knows the tokens of turns of other roles.
         uncertain |= (turns.wanted != 1) & np.repeat(turns.everything, np.diff(turns.offsets))
         # Frames are cached by roles; with tools or variables they also contain text of the row.
@@ -178,6 +181,6 @@ class BatchedEncoder:
 
 def _of_rows(values: list[np.ndarray], which: np.ndarray) -> np.ndarray:
     """int64, the concatenation of `values[i]` for each i in `which`."""
-    lengths = np.array([len(own) for own in values], np.int64)
+    lengths = np.array([len(array) for array in values], np.int64)
     at, _ = gather(offsets_of(lengths)[:-1][which], lengths[which])
-    return np.concatenate([np.asarray(own, np.int64) for own in values])[at]
+    return np.concatenate([np.asarray(array, np.int64) for array in values])[at]

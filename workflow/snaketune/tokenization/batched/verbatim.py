@@ -190,6 +190,8 @@ class _Kinds:
         _require(all(self._kind(part) == PLAIN for part in parts), "does more with a content than write it", node)
 
 
-def _joined(one: str, other: str, node: nodes.Node) -> str:
-    _require(PLAIN in (one, other) or one == other, f"uses a variable or expression as a {one} and as a {other}", node)
-    return other if one == PLAIN else one
+def _joined(kind: str, other: str, node: nodes.Node) -> str:
+    _require(
+        PLAIN in (kind, other) or kind == other, f"uses a variable or expression as a {kind} and as a {other}", node
+    )
+    return other if kind == PLAIN else kind

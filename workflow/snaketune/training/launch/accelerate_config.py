@@ -37,13 +37,13 @@ def accelerate_config(operation: Operation, state: Path, *, cpu: bool) -> dict[s
     }
     if operation.launch != "deepspeed":
         return config
-    own = {
+    deepspeed = {
         "deepspeed_config_file": str(state / DEEPSPEED_FILE),
         # accelerate is started on each node, rather than on the first one with ssh to the others.
         "deepspeed_multinode_launcher": "standard",
         "zero3_init_flag": False,
     }
-    return config | {"distributed_type": "DEEPSPEED", "deepspeed_config": own}
+    return config | {"distributed_type": "DEEPSPEED", "deepspeed_config": deepspeed}
 
 
 def deepspeed_config(zero_stage: int) -> dict[str, Any]:

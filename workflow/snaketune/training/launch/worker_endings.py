@@ -55,7 +55,7 @@ def first_failure(state: Path) -> str:
     """The message of the first process that failed, with its rank and host; "" if none recorded an error other than that a
     peer was lost, which was killed then, or whose node is gone."""
     records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((state / FAILED).glob("[0-9]*.json"))]
-    first = min((one for one in records if not one["echo"]), key=lambda record: record["time"], default=None)
+    first = min((record for record in records if not record["echo"]), key=lambda record: record["time"], default=None)
     if first is None:
         return ""
     which = f"process {first['rank']} of {first['of']} on {first['host']}: " if first["of"] > 1 else ""

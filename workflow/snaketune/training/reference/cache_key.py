@@ -45,7 +45,7 @@ def cache_keys(job: "LoadedJob") -> tuple[Key, ...]:
 
         about = resolve_compute(spec.precision).about()
         dtype, kernel = about["dtype"], about["kernel"]
-    own = computation(spec, dtype)
+    entries = computation(spec, dtype)
     computed = [(kernel_family(kernel), device)]
     if job.operation.share_kernels:
         computed += [(family, kind) for family in sorted({*KERNEL_FAMILIES.values()}) for kind in ("cuda", "cpu")]
@@ -57,7 +57,7 @@ def cache_keys(job: "LoadedJob") -> tuple[Key, ...]:
     return tuple(
         Key(
             stage=name,
-            spec=own | part | {"kernel": family, "token_logps": with_tokens},
+            spec=entries | part | {"kernel": family, "token_logps": with_tokens},
             code=digest,
             device=kind,
             by=by,

@@ -102,7 +102,7 @@ class ReferenceModel:
         return own_spec | {
             "computation": tested.about(),
             "device": [device.type, *machine],
-            "weights": [one.content for one in self.results],
+            "weights": [result.content for result in self.results],
             "files": [entry for _, entry in cached_entries("base", files, work.root)],
             "code": code_digest(__name__),
             "versions": [installed_version(name) for name in ("torch", "transformers", "peft", "bitsandbytes")],
@@ -131,8 +131,8 @@ def compute_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact) -
     model, tested = reference.load(compute, packs)
     parts_of_table, counts, passed = [schema(spec.token_logps).empty_table()], {}, []
     for split, rows in rows_by_split.items():
-        own = range(len(rows) * (part - 1) // parts, len(rows) * part // parts)
-        units = find_units(rows, own, documents(pack, split))
+        numbers = range(len(rows) * (part - 1) // parts, len(rows) * part // parts)
+        units = find_units(rows, numbers, documents(pack, split))
         counts[split] = len({pair for unit in units for pair in unit.pairs})
         merged = split == "held_out" and spec.apart and not spec.quantization
         store = RowStore(work.root, reference.key_of_units(tested, work, merged=merged))
@@ -146,12 +146,14 @@ def compute_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact) -
         passed[-1].compute_missing(rows, passes, tested.compute.dtype, what)
         parts_of_table.append(passed[-1].table(split, parts_of_table[0].schema))
     table = sort_rows(pa.concat_tables(parts_of_table))
-    check_finite(table, f"{[one.manifest_path for one in reference.results] or spec.base.path} on {pack.manifest_path}")
+    check_finite(
+        table, f"{[artifact.manifest_path for artifact in reference.results] or spec.base.path} on {pack.manifest_path}"
+    )
     write_table(work.payload / FILE, table)
     seconds = time.monotonic() - started
-    tokens, computed = (sum(getattr(one, name) for one in passed) for name in ("tokens", "computed"))
+    tokens, computed = (sum(getattr(logps, name) for logps in passed) for name in ("tokens", "computed"))
     weights = compute.weights_dtype(frozen=spec.frozen_weights)
-    rows_kept = sorted({one.store.key for one in passed})
+    rows_kept = sorted({logps.store.key for logps in passed})
     return Outcome(
         counts={"pairs": counts},
         about=tested.about() | {"weights_dtype": str(weights).removeprefix("torch."), "rows": rows_kept},
@@ -160,9 +162,11 @@ def compute_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact) -
             "pairs_per_second": round(computed / seconds, 2),
             "pairs_computed": computed,
             "tokens_computed": tokens,
-            "tokens": sum(unit.tokens for one in passed for unit in one.units),
+            "tokens": sum(unit.tokens for logps in passed for unit in logps.units),
             # Nats per token, of some pairs that were reused and computed again; 0.0: the same bits.
-            "reused_difference": max((one.difference for one in passed if one.difference is not None), default=None),
+            "reused_difference": max(
+                (logps.difference for logps in passed if logps.difference is not None), default=None
+            ),
             "device": str(compute.device),
             "self_test_share": tested.share,
         },
@@ -178,8 +182,8 @@ def check_same_tokens(reference: Pretrained, chat: ChatTokenizer, packs: Iterabl
     Raises:
         SnaketuneError: some tokens differ, or the reference has no tokenizer.json.
     """
-    own = own_tokenizer(reference)
-    if own is None:
+    tokenizer = own_tokenizer(reference)
+    if tokenizer is None:
         raise SnaketuneError(
             f"dpo.reference: {reference.path!r} has no tokenizer.json, so its vocabulary can't be compared with that of the "
             "pairs; add the file, or choose a model that has one"
@@ -188,10 +192,10 @@ def check_same_tokens(reference: Pretrained, chat: ChatTokenizer, packs: Iterabl
     if chat.pad_id not in chat.stop_ids:
         # It is only padding: no document contains it.
         used.discard(chat.pad_id)
-    if other := sorted(id for id in used if own.id_to_token(id) != chat.id_to_token(id)):
+    if other := sorted(id for id in used if tokenizer.id_to_token(id) != chat.id_to_token(id)):
         first = other[0]
         raise SnaketuneError(
             f"dpo.reference: {len(other)} of {len(used)} tokens in the pairs are different in {reference.path!r}, for instance "
-            f"{first}, which is {chat.id_to_token(first)!r} here and {own.id_to_token(first)!r} there; a reference needs the "
-            "same vocabulary as the SFT run"
+            f"{first}, which is {chat.id_to_token(first)!r} here and {tokenizer.id_to_token(first)!r} there; a reference needs "
+            "the same vocabulary as the SFT run"
         )

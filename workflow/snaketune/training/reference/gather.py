@@ -39,8 +39,8 @@ def gather_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact, op
     manifests = pattern.parent.parent.glob(f"{pattern.parent.name}/{pattern.name}")
     parts = [result_at(path) for path in sorted(manifests)]
     compute = with_supported_kernel(resolve_compute(spec.precision), reference.stack().config(), dropout=False)
-    own = {
-        "model": [one.content for one in reference.results],
+    entries = {
+        "model": [result.content for result in reference.results],
         "rows": [pack.content],
         "dtype": compute.about()["dtype"],
         "spec": spec.model_dump(mode="json"),
@@ -48,14 +48,14 @@ def gather_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact, op
     }
     for part in parts:
         manifest, inputs = part.manifest, part.manifest["inputs"]
-        made = {
+        stored_entries = {
             "model": inputs["model"] + inputs["base_layers"],
             "rows": inputs["pack"],
             "dtype": manifest["dtype"],
             "spec": {key: value for key, value in manifest["spec"].items() if key not in ("part", "parts")},
             "kernel": kernel_family(manifest["kernel"]),
         }
-        if different := logps.differences(own, made, operation.share_kernels):
+        if different := logps.differences(entries, stored_entries, operation.share_kernels):
             hint = "; `reference_pass.share_kernels: true` accepts it" if list(different) == ["kernel"] else ""
             raise SnaketuneError(
                 f"{part.manifest_path} is not a part of this reference ({'; '.join(different.values())}){hint}; rebuild it "

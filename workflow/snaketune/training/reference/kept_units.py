@@ -68,10 +68,10 @@ class UnitLogps:
         missing = self.missing
         reused = [unit for unit in self.units if unit.digest in self.values]
         if reused:
-            own, total = (sum(unit.tokens for unit in some) for some in (missing, self.units))
+            tokens, total = (sum(unit.tokens for unit in units) for units in (missing, self.units))
             print(
                 f"{what}: {sum(len(unit.pairs) for unit in reused)} pairs that an earlier attempt or pass computed are "
-                f"reused; {own} of {total} tokens to compute",
+                f"reused; {tokens} of {total} tokens to compute",
                 flush=True,
             )
         if not missing:
@@ -95,17 +95,17 @@ class UnitLogps:
         """Return the rows of `logps.arrow`, in the order of the units."""
         decoded = [(unit, *_decode(self.values[unit.digest], 2 * len(unit.pairs))) for unit in self.units]
         ids = [pair for unit in self.units for pair in unit.pairs]
-        counts = np.concatenate([np.empty(0, np.int32), *(one[2] for one in decoded)])
+        counts = np.concatenate([np.empty(0, np.int32), *(entry[2] for entry in decoded)])
         columns = {
             "id": pa.array(np.repeat(np.array(ids, dtype=object), 2), pa.string()),
             "split": pa.array([split] * len(counts), pa.string()),
             "completion": pa.array(np.tile(np.array([0, 1], np.int8), len(ids))),
-            "logp": pa.array(np.concatenate([np.empty(0), *(one[1] for one in decoded)])),
+            "logp": pa.array(np.concatenate([np.empty(0), *(entry[1] for entry in decoded)])),
             "tokens": pa.array(counts),
         }
         if self.token_logps:
             offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-            values = np.concatenate([np.empty(0, np.float32), *(one[3] for one in decoded)])
+            values = np.concatenate([np.empty(0, np.float32), *(entry[3] for entry in decoded)])
             columns["token_logps"] = pa.ListArray.from_arrays(offsets, values)
         return pa.table(columns, schema=schema)
 
@@ -114,11 +114,11 @@ class UnitLogps:
     ) -> dict[bytes, bytes]:
         wanted, whole, others = {unit.digest for unit in missing}, {}, []
         for row, units in groupby(self.units, key=lambda unit: unit.row):
-            own = list(units)
-            if all(unit.digest in wanted for unit in own):
-                whole[row] = own
+            row_units = list(units)
+            if all(unit.digest in wanted for unit in row_units):
+                whole[row] = row_units
             else:
-                others += [unit for unit in own if unit.digest in wanted]
+                others += [unit for unit in row_units if unit.digest in wanted]
         apart = UnitRows(rows, [*others, *checked])
         found, waiting, last = {}, {}, time.monotonic()
 
@@ -129,7 +129,9 @@ class UnitLogps:
                     yield units, _encode(units, batch, losses_N, self.token_logps)
 
         total = sum(len(unit.pairs) for unit in missing)
-        for units, values in progress(results(), what, "pairs", total, lambda one: sum(len(u.pairs) for u in one[0])):
+        for units, values in progress(
+            results(), what, "pairs", total, lambda result: sum(len(u.pairs) for u in result[0])
+        ):
             self.computed += sum(len(unit.pairs) for unit in units if unit.digest in wanted)
             self.tokens += sum(unit.tokens for unit in units)
             found |= values
@@ -158,10 +160,10 @@ def _encode(units: list[Unit], batch: dict[str, Any], losses_N: torch.Tensor, to
     tokens = (-losses_N.index_select(0, batch["members"]).float() if token_logps else losses_N[:0]).cpu().numpy()
     before, values, begin = np.concatenate([[0], np.cumsum(counts)]), {}, 0
     for unit in units:
-        own = slice(begin, begin + 2 * len(unit.pairs))
-        of_tokens = tokens[before[own.start] : before[own.stop]]
-        values[unit.digest] = b"".join(part.tobytes() for part in (sums[own], counts[own], of_tokens))
-        begin = own.stop
+        span = slice(begin, begin + 2 * len(unit.pairs))
+        of_tokens = tokens[before[span.start] : before[span.stop]]
+        values[unit.digest] = b"".join(part.tobytes() for part in (sums[span], counts[span], of_tokens))
+        begin = span.stop
     return values
 
 

@@ -120,8 +120,8 @@ def check_ref_logps(
     named = not (outside and external and Path(external.path).is_dir())
     # The data type in which the reference is loaded: an external one isn't quantized and has no float32 master weights.
     weights = compute.weights_dtype(frozen=external is not None or spec.lora is not None)
-    own = {
-        "model": [] if external else [one.content for one in model],
+    entries = {
+        "model": [] if external else [result.content for result in model],
         "pairs": [pack.provenance.get("pairs")],
         "dtype": compute.about()["dtype"],
         "weights_dtype": str(weights).removeprefix("torch."),
@@ -130,7 +130,7 @@ def check_ref_logps(
         "adapter unmerged": spec.continued and not external,
         "reference": identity(external, named=named),
     }
-    made = {
+    stored_entries = {
         "model": inputs.get("model", []) + inputs.get("base_layers", []),
         "pairs": inputs.get("pack"),
         "dtype": manifest.get("dtype"),
@@ -140,7 +140,7 @@ def check_ref_logps(
         "adapter unmerged": made_spec.get("apart", False),
         "reference": identity(made_spec["base"], named=named) if outside else None,
     }
-    if different := differences(own, made, share_kernels):
+    if different := differences(entries, stored_entries, share_kernels):
         only_kernels = list(different) == ["kernel"]
         accepts = "The two kernels agree except for rounding: `reference_pass.share_kernels: true` accepts them. "
         raise SnaketuneError(
@@ -149,17 +149,17 @@ def check_ref_logps(
         )
 
 
-def differences(own: dict[str, Any], made: dict[str, Any], share_kernels: bool) -> dict[str, str]:
+def differences(entries: dict[str, Any], stored_entries: dict[str, Any], share_kernels: bool) -> dict[str, str]:
     """Describe what differs between this computation and a stored one, by key; `share_kernels` leaves out the kernel.
 
     Documents that were run separately differ from no kernel: every one has to compute what they compute, and models for which
     none does are found only when they are loaded.
     """
-    share_kernels = share_kernels or made["kernel"] == SEPARATE
+    share_kernels = share_kernels or stored_entries["kernel"] == SEPARATE
     return {
-        what: f"{what}: {made[what]} there, {here} here"
-        for what, here in own.items()
-        if made[what] != here and not (share_kernels and what == "kernel")
+        what: f"{what}: {stored_entries[what]} there, {here} here"
+        for what, here in entries.items()
+        if stored_entries[what] != here and not (share_kernels and what == "kernel")
     }
 
 
@@ -170,12 +170,12 @@ def _rebuild_hint(artifact: Artifact) -> str:
 
 def is_comparable(artifact: Artifact, compute: Compute) -> bool:
     """Whether unquantized log-probabilities computed on this machine are comparable with the artifact's; prints why not."""
-    made, here, quantization = artifact.manifest, compute.about(), artifact.manifest["spec"]["quantization"]
-    same_kernel = kernel_family(made.get("kernel")) == kernel_family(here["kernel"])
-    if made.get("dtype") == here["dtype"] and same_kernel and not quantization:
+    manifest, here, quantization = artifact.manifest, compute.about(), artifact.manifest["spec"]["quantization"]
+    same_kernel = kernel_family(manifest.get("kernel")) == kernel_family(here["kernel"])
+    if manifest.get("dtype") == here["dtype"] and same_kernel and not quantization:
         return True
     print(
-        f"{artifact.manifest_path} was computed differently (dtype {made.get('dtype')}, kernel {made.get('kernel')}, "
+        f"{artifact.manifest_path} was computed differently (dtype {manifest.get('dtype')}, kernel {manifest.get('kernel')}, "
         f"quantization {quantization}) from this evaluation (dtype {here['dtype']}, kernel {here['kernel']}); rewards against "
         "it are left out",
         flush=True,

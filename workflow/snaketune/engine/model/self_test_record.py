@@ -6,7 +6,7 @@ from uuid import uuid4
 
 
 @dataclass(frozen=True)
-class PassedTest:
+class SelfTestRecord:
     """A file that exists once the self-test has passed."""
 
     path: Path

@@ -28,7 +28,7 @@ from snaketune.models.load_model import file_of, read_config
 PROCESSOR = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 
 
-def add_other_parts(folder: Path, model: PreTrainedModel, base: Pretrained) -> None:
+def add_non_text_modules(folder: Path, model: PreTrainedModel, base: Pretrained) -> None:
     """Complete `folder`, which `model` was saved to, where the weights at `base` are more than those of `model`. Prints what
     it added, or why the result is the text part alone."""
     config = read_config(base)

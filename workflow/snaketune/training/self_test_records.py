@@ -14,14 +14,14 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base_models import Pretrained
 from snaketune.engine.model.devices import Compute
 from snaketune.engine.model.machine import processor
-from snaketune.engine.model.passed_test import PassedTest
+from snaketune.engine.model.self_test_record import SelfTestRecord
 from snaketune.stages.cache.attempt import Attempt, read_attempt
 from snaketune.stages.cache.clean import SELF_TESTS
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import DpoSpec, SftSpec
 
 
-def record_of_test(spec: SftSpec | DpoSpec, work: WorkFolder, compute: Compute) -> PassedTest | None:
+def record_of_test(spec: SftSpec | DpoSpec, work: WorkFolder, compute: Compute) -> SelfTestRecord | None:
     """Return the record of a run's self-test, whether or not it has passed; None if its weights or rows can't be identified."""
     attempt, base = read_attempt(work.state), spec.base
     # A model of the Hub without a revision may change.
@@ -41,7 +41,7 @@ def record_of_test(spec: SftSpec | DpoSpec, work: WorkFolder, compute: Compute) 
 
 def record_of_evaluation(
     config: PretrainedConfig, packs: Sequence[Artifact], work: WorkFolder, compute: Compute
-) -> PassedTest | None:
+) -> SelfTestRecord | None:
     """Return the record of the self-test of models with this config on the held-out rows of these packs."""
     attempt = read_attempt(work.state)
     values = json.loads(config.to_json_string(use_diff=False))
@@ -51,7 +51,7 @@ def record_of_evaluation(
     return attempt and _record(key, attempt, work, compute)
 
 
-def _record(key: dict[str, Any], attempt: Attempt, work: WorkFolder, compute: Compute) -> PassedTest:
+def _record(key: dict[str, Any], attempt: Attempt, work: WorkFolder, compute: Compute) -> SelfTestRecord:
     on_gpu = compute.device.type == "cuda"
     key |= {
         "code": attempt.code,
@@ -60,4 +60,4 @@ def _record(key: dict[str, Any], attempt: Attempt, work: WorkFolder, compute: Co
         "device": torch.cuda.get_device_name(compute.device) if on_gpu else processor(),
         "threads": torch.get_num_threads(),
     }
-    return PassedTest(work.root / SELF_TESTS / digest_json(key))
+    return SelfTestRecord(work.root / SELF_TESTS / digest_json(key))

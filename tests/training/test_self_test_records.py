@@ -14,7 +14,7 @@ from snaketune.config.training_runs import Learning
 from snaketune.engine.features import TrainingFeatures
 from snaketune.engine.model import kernels, selftest
 from snaketune.engine.model.packing_support import choose_kernel
-from snaketune.engine.model.passed_test import PassedTest
+from snaketune.engine.model.self_test_record import SelfTestRecord
 from snaketune.engine.model.selftest import self_test
 from snaketune.engine.model.selftest_rows import rows_to_test
 from snaketune.evaluation import held_out
@@ -23,7 +23,7 @@ from snaketune.stages.cache.attempt import Attempt
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import SftSpec
 from snaketune.training import prepared
-from snaketune.training.passed_tests import record_of_evaluation, record_of_test
+from snaketune.training.self_test_records import record_of_evaluation, record_of_test
 from tests.models.conftest import CPU, tiny_model
 from tests.models.test_attention import packed_rows
 from tests.models.test_selftest import Rows
@@ -90,7 +90,7 @@ def test_a_record_is_of_what_the_test_depends_on(record):
 
 
 def test_a_passed_test_isnt_repeated(tmp_path, monkeypatch, capsys):
-    record = PassedTest(tmp_path / "records/f00")
+    record = SelfTestRecord(tmp_path / "records/f00")
     assert record.share() is None
     first = self_test(tiny_model("llama"), ROWS, CPU, training=True, record=record)
     assert record.share() == first.share
@@ -110,13 +110,13 @@ def test_a_kernel_that_fails_leaves_no_record(tmp_path, monkeypatch):
     monkeypatch.setitem(kernels.KERNELS, "sdpa", lambda q, k, v, segments, options: F.scaled_dot_product_attention(
         q, k, v, is_causal=True, scale=options.scaling, enable_gqa=True
     ).transpose(1, 2))  # fmt: skip
-    record = PassedTest(tmp_path / "records/f00")
+    record = SelfTestRecord(tmp_path / "records/f00")
     tested = self_test(tiny_model("llama"), ROWS, CPU, training=True, record=record)
     assert tested.compute.kernel != "sdpa" and record.share() is None
 
 
 def test_an_evaluation_of_other_weights_repeats_the_synthetic_rows_only(tmp_path, monkeypatch):
-    record, rows = PassedTest(tmp_path / "records/f00"), Rows(packed_rows())
+    record, rows = SelfTestRecord(tmp_path / "records/f00"), Rows(packed_rows())
     tested = []
     monkeypatch.setattr(
         selftest, "rows_to_test", lambda *arguments: tested.append(arguments) or rows_to_test(*arguments)
@@ -160,14 +160,14 @@ def test_a_record_of_evaluations_is_of_architecture_and_rows(tmp_path):
 
 
 def test_a_record_is_of_the_kernel_that_passed(tmp_path, monkeypatch):
-    record, rows, model = PassedTest(tmp_path / "records/f00"), Rows(packed_rows()), tiny_model("llama")
+    record, rows, model = SelfTestRecord(tmp_path / "records/f00"), Rows(packed_rows()), tiny_model("llama")
     monkeypatch.setattr(held_out, "choose_kernel", lambda compute, *_, **__: replace(compute, kernel="dense"))
     compute, _, _ = choose_forward(model, model.config, [rows], CPU, record)
     assert compute.kernel == "dense" and record.share() is None
 
 
 def test_the_kernel_of_a_training_that_passed_isnt_checked_again(tmp_path, monkeypatch):
-    record, rows = PassedTest(tmp_path / "records/f00"), Rows(packed_rows())
+    record, rows = SelfTestRecord(tmp_path / "records/f00"), Rows(packed_rows())
     monkeypatch.setattr(prepared, "record_of_test", lambda *_: record)
     run = prepared.TrainingRun(spec=None, operation=None, work=None, compute=CPU)
     model = SimpleNamespace(config=lambda: tiny_model("llama").config)
