@@ -1,5 +1,6 @@
 """Columns that a recognised layout leaves stop the run if they may hold turns or mark rows, with the entry to paste."""
 
+import json
 import re
 from datetime import datetime
 
@@ -57,6 +58,23 @@ def stops(make, raws, **options):
 def test_what_cannot_be_a_turn_is_left_and_counted(make, value):
     (source,) = make(rows(extra=value)).counts["sources"]
     assert source["ignored"].get("extra", 0) in (ROWS, 0)
+
+
+@pytest.mark.parametrize("spelled", [json.dumps, lambda metadata: metadata])
+def test_tools_within_a_column_are_read_by_the_entry(make, spelled):
+    """Nemotron's datasets have them there."""
+    tools = [{"name": "bus", "description": "When a bus leaves.", "parameters": {"type": "object", "properties": {}}}]
+    raws = [
+        {"messages": turns(f"U q{i}", "A r"), "metadata": spelled({"tools": tools}), "comment": f"It took {i} minutes"}
+        for i in range(ROWS)
+    ]
+    listed, entry = stops(make, raws)
+    assert "comment" in listed and any(path.startswith("metadata") for path in listed)
+    assert entry["layout"] == "messages" and entry["fields"] == {"tools": "metadata.tools"}
+    assert entry["ignore"] == ["comment"]
+    del entry["files"]
+    (row, *_) = make(raws, source=entry).train
+    assert "bus" in row["tools"]
 
 
 def test_short_texts_in_columns_of_known_metadata_may_all_differ(make):

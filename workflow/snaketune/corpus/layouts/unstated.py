@@ -16,6 +16,7 @@ from snaketune.config.corpus_sources import Source
 from snaketune.corpus.excerpts import excerpt, printable
 from snaketune.corpus.layouts.nearest import nearest
 from snaketune.corpus.rows import RowResult
+from snaketune.corpus.values.cells import json_of
 from snaketune.corpus.values.marks import marks_rows
 from snaketune.corpus.values.schema import columns_in
 from snaketune.errors import SnaketuneError
@@ -38,6 +39,7 @@ class UnstatedColumns:
 
     Attributes:
         in_question: by path, such as `metadata.comment`, the place and an excerpt of its first value.
+        tools: the path of a key `tools` within a column in question, as object or as JSON in text.
     """
 
     def __init__(self, source: Source, order_column: str | None = None):
@@ -55,6 +57,7 @@ class UnstatedColumns:
         self.rows: Counter[str] = Counter()
         self.categories: dict[str, set[str]] = {}
         self.in_question: dict[str, tuple[str, str]] = {}
+        self.tools: str | None = None
         self.first: RowResult | None = None  # the first row with such a column
 
     def add(self, result: RowResult) -> None:
@@ -74,6 +77,7 @@ class UnstatedColumns:
                 for path, leaf in _leaves(value, name):
                     if path not in self.in_question and self._may_be_turn(path, leaf):
                         self.in_question[path] = f"{result.raw.unit} {result.raw.number}", excerpt(leaf)
+                        self.tools = self.tools or _tools_within(path, leaf)
 
     def finish(self) -> None:
         """Decide about the texts that were too few to be categories."""
@@ -99,8 +103,13 @@ class UnstatedColumns:
         raise SnaketuneError("\n".join(map(printable, "\n".join(lines).split("\n"))))
 
     def entry(self, layout: str) -> str:
-        """The source with this layout and the columns in question under `ignore`."""
-        return self.source.entry(layout=layout, ignore=[*self.source.ignore, *self.in_question])
+        """The source with this layout and the columns in question under `ignore`, but for tools, which `fields` reads."""
+        ignored = [path for path in self.in_question if not f"{self.tools}.".startswith(f"{path}.")]
+        if self.tools is None:
+            return self.source.entry(layout=layout, ignore=[*self.source.ignore, *ignored])
+        fields = self.source.fields.model_dump(exclude_defaults=True) | {"tools": self.tools}
+        keys = {"ignore": [*self.source.ignore, *ignored]} if ignored else {}
+        return self.source.entry(layout=layout, fields=fields, **keys)
 
     def _may_be_turn(self, path: str, value: Any) -> bool:
         if path in self.stated or path in self.parents or path.startswith(self.ignored):
@@ -145,6 +154,18 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     for key, inner in value.items():
         if inner not in (None, "", [], {}):
             yield from _leaves(inner, f"{path}.{key}")
+
+
+def _tools_within(path: str, value: Any) -> str | None:
+    """The path of a row's tools within a column that its layout doesn't read.
+
+    >>> _tools_within("metadata.tools", [{"name": "f"}]), _tools_within("metadata", '{"tools": []}')
+    ('metadata.tools', 'metadata.tools')
+    """
+    if "." in path and path.endswith(".tools"):
+        return path
+    inner = json_of(value) if isinstance(value, str) and value[:1] == "{" else None
+    return f"{path}.tools" if isinstance(inner, dict) and "tools" in inner else None
 
 
 def _are_numbers(value: Any) -> bool:
