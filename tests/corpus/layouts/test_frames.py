@@ -47,23 +47,27 @@ PLAIN = rows()
     ("prompt", "answer", "frame"),
     [
         (
-            "<extra_id_0>System\n\n<extra_id_1>User\n{}\n<extra_id_1>Assistant\n", "{}\n<extra_id_1>",
-            ("<extra_id_0>System\n\n<extra_id_1>User\n", "\n<extra_id_1>Assistant\n", "\n<extra_id_1>"),
+            "<extra_id_0>System\nBe brief.\n<extra_id_1>User\n{}\n<extra_id_1>Assistant\n", "{}",
+            ("<extra_id_0>System\nBe brief.\n<extra_id_1>User\n", "\n<extra_id_1>Assistant\n", "", "Be brief."),
         ),
-        ("### User:\n{}\n\n### Assistant:\n", "{}", ("### User:\n", "\n\n### Assistant:\n", "")),
-        ("[Round 1]\n\n问：{}\n\n答：", "{}", ("[Round 1]\n\n问：", "\n\n答：", "")),
-        ("<|turn>user\n{}<turn|>\n<|turn>model\n", "{}<turn|>", ("<|turn>user\n", "<turn|>\n<|turn>model\n", "<turn|>")),
-        ("You are terse.\n\nUSER: {} ASSISTANT:", " {}", ("You are terse.\n\nUSER: ", " ASSISTANT:", "")),
-        ("<s>{}</s>", "{}</s>", ("<s>", "</s>", "</s>")),
-        ("{}", "{}<|im_end|>", ("", "", "<|im_end|>")),
-        ("Q: {}\nA:", " {}", ("Q: ", "\nA:", "")),
+        (
+            "<extra_id_0>System\n\n<extra_id_1>User\n{}\n<extra_id_1>Assistant\n", "{}\n<extra_id_1>",
+            ("<extra_id_0>System\n\n<extra_id_1>User\n", "\n<extra_id_1>Assistant\n", "\n<extra_id_1>", ""),
+        ),
+        ("### User:\n{}\n\n### Assistant:\n", "{}", ("### User:\n", "\n\n### Assistant:\n", "", "")),
+        ("[Round 1]\n\n问：{}\n\n答：", "{}", ("[Round 1]\n\n问：", "\n\n答：", "", "")),
+        ("<|turn>user\n{}<turn|>\n<|turn>model\n", "{}<turn|>", ("<|turn>user\n", "<turn|>\n<|turn>model\n", "<turn|>", "")),
+        ("You are terse.\n\nUSER: {} ASSISTANT:", " {}", ("You are terse.\n\nUSER: ", " ASSISTANT:", "", "You are terse.")),
+        ("<s>{}</s>", "{}</s>", ("<s>", "</s>", "</s>", "")),
+        ("{}", "{}<|im_end|>", ("", "", "<|im_end|>", "")),
+        ("Q: {}\nA:", " {}", ("Q: ", "\nA:", "", "")),
     ],
 )  # fmt: skip
 def test_frames_are_found_and_removed(make, prompt, answer, frame):
     built, found = pasted(make, rows(prompt, answer))
-    assert tuple(found.get(key, "") for key in ("before", "after", "answer_end")) == frame
+    assert tuple(found.get(key, "") for key in ("before", "after", "answer_end", "system")) == frame
     texts = [[turn["content"] for turn in row["messages"]] for row in built.train]
-    assert texts == [[row["prompt"], row["response"]] for row in PLAIN]
+    assert texts == [[*filter(None, frame[3:]), row["prompt"], row["response"]] for row in PLAIN]
     kept = make(rows(prompt, answer), source={"frame": "keep"})
     assert kept.train[0]["messages"][0]["content"] == prompt.replace("{}", PLAIN[0]["prompt"])
 
@@ -81,6 +85,14 @@ def test_rows_without_the_frame_stay_and_those_with_a_part_of_it_are_quarantined
     built, _ = pasted(make, raws, max_quarantined_fraction=0.1)
     assert built.prompts()[-1] == "Without it"
     assert [record["reason"] for record in built.quarantine] == ["baked_in_template"]
+
+
+def test_a_frame_with_a_system_text_in_rows_that_have_another(make):
+    raws = [row | {"system": "Be kind."} for row in rows("You are terse.\n\nUSER: {} ASSISTANT:")]
+    with pytest.raises(SnaketuneError, match="turns 1 and 2 are both system"):
+        pasted(make, raws)
+    merged, _ = pasted(make, raws, repair=["merge-same-role"])
+    assert merged.train[0]["messages"][0]["content"].split("\n\n") == ["Be kind.", "You are terse."]
 
 
 def test_pairs_and_conversations(make):

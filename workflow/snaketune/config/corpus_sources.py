@@ -69,6 +69,8 @@ class Frame(Model):
     """End of users' turns. A turn without beginning and end is left as it is."""
     answer_end: str = ""
     """End of answers."""
+    system: str = ""
+    """System turn of the conversations that the frame is removed from, as `before` contains its text."""
 
 
 # Treatment of turns that a chat template rewrites where others follow.

@@ -55,7 +55,9 @@ class SharedFrame:
         if not (before and after):
             before = after = ""
         answer_end = _with_marks(_shared(self.answers, ends=True))
-        return Frame(before=before, after=after, answer_end=answer_end) if after or answer_end else None
+        # Between the marks of a beginning stand instructions.
+        system = re.sub(r"\n{2,}", "\n", MARK.sub("\n", before)).strip()
+        return Frame(before=before, after=after, answer_end=answer_end, system=system) if after or answer_end else None
 
     def check(self, file: str) -> None:
         """Raise SnaketuneError with the entries to paste if nearly all rows share a frame."""
@@ -75,12 +77,13 @@ class SharedFrame:
 
 def strip_frame(row: Row, frame: Frame) -> None:
     """Remove a frame from the turns of a row, in place; Malformed if one of its marks is left."""
+    framed = False
     marks = {mark.strip() for text in (frame.before, frame.after, frame.answer_end) for mark in MARK.findall(text)}
     turns: dict[int, Message] = {id(turn): turn for turn in row.turns}
     for turn in turns.values():
         text = turn["content"]
         if turn["role"] == "user" and text.startswith(frame.before) and text.endswith(frame.after):
-            text = text[len(frame.before) : len(text) - len(frame.after)]
+            text, framed = text[len(frame.before) : len(text) - len(frame.after)], True
         elif turn["role"] == "assistant":
             text = text.removesuffix(frame.answer_end)
             if frame.after:
@@ -91,6 +94,8 @@ def strip_frame(row: Row, frame: Frame) -> None:
         turn["content"] = text
         if left := next((mark for mark in marks if mark != THINK and mark in text), None):
             raise Malformed("baked_in_template", f"a text has the mark {excerpt(left)} of the frame beside its ends")
+    if framed and frame.system:
+        row.opening.insert(0, {"role": "system", "content": frame.system})
 
 
 def _shared(texts: set[str], *, ends: bool = False) -> str:
