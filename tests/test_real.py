@@ -1,4 +1,4 @@
-"""The scripts of `make real`: files are the expected ones, tasks are the same every time, answers are shown side by side."""
+"""The scripts of `make real`: rows are the same every time, answers are shown side by side."""
 
 import importlib.util
 import json
@@ -21,48 +21,34 @@ def put(path: str, text: str) -> None:
     Path(path).write_text(text, encoding="utf-8")
 
 
-def test_another_file_than_the_expected_one_is_refused(tmp_path, monkeypatch):
+def test_orders_are_the_same_every_time_and_state_all_that_their_lines_have(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    put("data/gsm8k/train.jsonl", "{}")
-    with pytest.raises(
-        SystemExit, match=r"data/gsm8k/train.jsonl isn't the file at https://.*44136fa355.*expected 17f347dc51"
-    ):
-        script("fetch").fetch_files()
-
-
-def test_a_file_that_cannot_be_downloaded_is_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    fetch = script("fetch")
-
-    def refused(*_, **__):
-        raise OSError("no route to host")
-
-    monkeypatch.setattr(fetch.urllib.request, "urlopen", refused)
-    with pytest.raises(SystemExit, match=r"data/gsm8k/train.jsonl: can't download .* put the file there yourself"):
-        fetch.fetch_files()
-
-
-def test_tasks_have_one_right_answer_each_and_are_the_same_every_time(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    put(
-        "data/gsm8k/test.jsonl",
-        "".join(json.dumps({"question": f"q{n}", "answer": f"a\n#### {n}"}) + "\n" for n in range(9)),
-    )
-    put(
-        "data/svamp/SVAMP.json",
-        json.dumps([{"Body": f"b{n}.", "Question": "q?", "Answer": float(n)} for n in range(9)]),
-    )
+    make_orders = script("make_orders")
     written = []
     for _ in range(2):
-        script("fetch").write_tasks()
-        written.append({path.name: path.read_bytes() for path in Path("data/real_tasks").iterdir()})
+        make_orders.main()
+        written.append({path.name: path.read_bytes() for path in Path("data/orders").iterdir()})
     assert written[0] == written[1]
-    assert set(written[0]) == {f"{name}_choice.{kind}" for name in ("gsm8k", "svamp") for kind in ("jsonl", "yaml")}
-    for number, line in enumerate(written[0]["svamp_choice.jsonl"].decode().splitlines()):
-        row = json.loads(line)
-        assert row["question"] == f"b{number}. q?"
-        assert row["choices"][row["label"]] == f"#### {number}"
-        assert len(set(row["choices"])) == 3
+    orders, incomplete = (
+        [json.loads(line) for line in written[0][name].splitlines()] for name in ("orders.jsonl", "incomplete.jsonl")
+    )
+    for row in orders:
+        user, assistant = row["messages"]
+        assert stated(make_orders, json.loads(assistant["content"]), user["content"])
+    for row in incomplete:
+        chosen, rejected = json.loads(row["chosen"]), json.loads(row["rejected"])
+        (missing,) = (key for key in chosen if chosen[key] != rejected[key])
+        assert chosen.pop(missing) is None and rejected[missing] not in row["prompt"]
+        assert stated(make_orders, chosen, row["prompt"])
+    # Splits go by prompt.
+    assert len({row["prompt"] for row in incomplete}) > 0.95 * len(incomplete)
+
+
+def stated(make_orders, details, text: str) -> bool:
+    quantity = details["quantity"]
+    values = [value for key, value in details.items() if key not in ("quantity", "item")]
+    number = any(f"{spelled} " in text.lower() for spelled in (str(quantity), make_orders.NUMBERS.get(quantity, "?")))
+    return number and details["item"] in text.lower() and all(value in text for value in values)
 
 
 def test_answers_are_shown_by_prompt(tmp_path, monkeypatch, capsys):
