@@ -67,7 +67,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "corpora.sources.frame.before": ({"corpora.chat.sources.0.frame": {"before": "b"}}, CORPUS),
     "corpora.sources.frame.after": ({"corpora.chat.sources.0.frame": {"after": "a"}}, CORPUS),
     "corpora.sources.frame.answer_end": ({"corpora.chat.sources.0.frame": {"answer_end": "e"}}, CORPUS),
-    "corpora.sources.frame.system": ({"corpora.chat.sources.0.frame": {"system": True}}, CORPUS),
+    "corpora.sources.frame.system": ({"corpora.chat.sources.0.frame": {"system": "s"}}, CORPUS),
     "corpora.sources.fields.tools": ({"corpora.chat.sources.0.fields": {"tools": "functions"}}, CORPUS),
     "corpora.sources.fields.template_variables": ({"corpora.chat.sources.0.fields": {"template_variables": "v"}}, CORPUS),
     "corpora.sources.fields.weight": ({"corpora.chat.sources.0.fields": {"weight": "w"}}, CORPUS),
