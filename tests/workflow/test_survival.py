@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -57,12 +58,12 @@ def kill(needle: str, project) -> None:
 
 
 def start_and_wait_for_checkpoint(project, target: str = SFT) -> subprocess.Popen:
-    """Start Snakemake, and wait for one more checkpoint."""
+    """Start Snakemake, as a terminal does it in a process group of its own, and wait for one more checkpoint."""
     pattern = f"results/.work/{target.split('/')[1]}/*/state/checkpoints/checkpoint-*/complete"
     before = set(project.folder.glob(pattern))
     with (project.folder / "first.log").open("w") as log:
         running = subprocess.Popen(
-            project.command(target), cwd=project.folder, stdout=log, stderr=log, env=environment()
+            project.command(target), cwd=project.folder, stdout=log, stderr=log, env=environment(), process_group=0
         )
     while not set(project.folder.glob(pattern)) - before:
         assert running.poll() is None, project.read("first.log")
@@ -117,6 +118,29 @@ def test_a_killed_training_resumes_and_continues_from_its_snapshot_to_the_same_w
     # Each step was trained once.
     steps = json.loads(whole)["counts"]["steps"]
     assert run["steps_of_this_process"] == steps - half["counts"]["steps"] < steps
+
+
+def test_ctrl_c_and_a_closed_terminal_leave_a_checkpoint_and_no_lock(project):
+    project.config["sft"]["run"]["training"]["epochs"] = 8
+    project.config["sft"]["run"]["operation"]["checkpoint_steps"] = 5
+    steps = []
+    for number in (signal.SIGINT, signal.SIGHUP):
+        running = start_and_wait_for_checkpoint(project)
+        os.killpg(running.pid, number)
+        assert running.wait() != 0
+        wait_until_ended(project)
+        log = project.read("results/logs/sft/run.log")
+        (stopped,) = re.findall(r"error: stopped after step (\d+), with a checkpoint, since it was interrupted", log)
+        assert f"checkpoint-{stopped}" in {path.parent.name for path in checkpoints(project)}
+        steps.append(int(stopped))
+    assert 0 < steps[0] < steps[1]
+    said = project.snakemake(SFT)
+    assert said.count("its lock of this directory is removed") == 1
+    assert re.search(rf"resuming from \S+/checkpoint-{steps[1]}\n", said)
+
+
+def checkpoints(project) -> set[Path]:
+    return set(project.folder.glob("results/.work/sft/*/state/checkpoints/checkpoint-*/complete"))
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ rule calibrate:
     params:
         spec=spec_of("calibrate"),
     shell:
-        "trap '' TERM; python -m snaketune calibrate {input.job:q} 2>&1 | tee {log:q}"
+        "trap '' TERM; python -m snaketune calibrate {input.job:q} 2>&1 | (trap '' INT HUP; tee {log:q})"
 
 
 rule calibrations:

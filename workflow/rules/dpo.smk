@@ -18,4 +18,4 @@ rule dpo:
     params:
         spec=spec_of("dpo"),
     shell:
-        "trap '' TERM; python -m snaketune dpo {input.job:q} 2>&1 | tee {log:q}"
+        "trap '' TERM; python -m snaketune dpo {input.job:q} 2>&1 | (trap '' INT HUP; tee {log:q})"

@@ -18,4 +18,4 @@ rule sft:
     params:
         spec=spec_of("sft"),
     shell:
-        "trap '' TERM; python -m snaketune sft {input.job:q} 2>&1 | tee {log:q}"
+        "trap '' TERM; python -m snaketune sft {input.job:q} 2>&1 | (trap '' INT HUP; tee {log:q})"

@@ -18,4 +18,4 @@ rule timing:
     params:
         spec=spec_of("timing"),
     shell:
-        "trap '' TERM; python -m snaketune timing {input.job:q} 2>&1 | tee {log:q}"
+        "trap '' TERM; python -m snaketune timing {input.job:q} 2>&1 | (trap '' INT HUP; tee {log:q})"

@@ -30,6 +30,7 @@ from snaketune.config.yaml_values import check_file
 from snaketune.errors import SnaketuneError
 from snaketune.publishing.convert import find_converter
 from snaketune.publishing.push import pushed_jobs
+from snaketune.snakemake_adapter.driver_lock import take_driver_lock
 from snaketune.snakemake_adapter.package import PACKAGE, Error
 from snaketune.snakemake_adapter.slurm_executor import Partitions, check_account
 from snaketune.stages.cache.status import made_from
@@ -290,6 +291,8 @@ class Adapter:
                 f"--until {' '.join(until)} would end before {job.key}, which follows another {' or '.join(until)} job; name "
                 f"results instead: snakemake {job.manifest}"
             )
+        if self._runs:
+            self._driver_lock = take_driver_lock()
         self.planner.write_job_files(dry_run=not self._runs)
 
     @property

@@ -14,6 +14,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -83,16 +84,28 @@ def launch(job: LoadedJob, work: WorkFolder) -> Outcome:
 
 
 def run_processes(command: list[str], variables: dict[str, str], step: Path | None = None) -> int:
-    """Run the launch command and return its exit status; forward SIGTERM to the workers and let them save a checkpoint.
-    `step` is the file that workers on several nodes write their SLURM step id to."""
+    """Run the launch command and return its exit status; on SIGTERM, Ctrl-C and a closed terminal, send the workers SIGTERM and
+    let them save a checkpoint. A second Ctrl-C ends them at once. `step` is the file that workers on several nodes write their
+    SLURM step id to."""
     # Child processes inherit that SIGTERM is ignored; only workers restore its default.
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, signal.SIG_IGN)}
+    terminated = threading.Event()
+
+    def terminate(number: int, _: Any) -> None:
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, before[signal.SIGINT])
+            print("Ctrl-C: the training ends after this step, with a checkpoint. Again: it ends at once", flush=True)
+        terminated.set()
+
     try:
-        # In its own process group: Ctrl-C in a terminal reaches only this process, which then ends the others.
+        # In its own process group, so that signals of a terminal reach only this process.
         process = subprocess.Popen(command, env=variables, process_group=0)
-        terminated = threading.Event()
         threading.Thread(target=_forward_sigterm, args=(process, terminated, step), daemon=True).start()
-        signal.signal(signal.SIGTERM, lambda *_: terminated.set())
+        # `nohup` has SIGHUP ignored.
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, terminate)
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, terminate)
+        signal.signal(signal.SIGTERM, terminate)
         try:
             return process.wait()
         except BaseException:
@@ -100,7 +113,8 @@ def run_processes(command: list[str], variables: dict[str, str], step: Path | No
             process.wait()
             raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _forward_sigterm(launched: subprocess.Popen, terminated: threading.Event, step: Path | None) -> None:

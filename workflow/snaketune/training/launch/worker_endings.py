@@ -78,7 +78,7 @@ def raise_if_preempted(state: Path) -> None:
         return
     stopped = f"stopped after step {record['step']}, with a checkpoint, since"
     if record["reason"] == "signal":
-        raise Preempted(f"{stopped} it received SIGTERM; run again to resume")
+        raise Preempted(f"{stopped} it was interrupted (Ctrl-C, a closed terminal, or SIGTERM); run again to resume")
     near = f"{stopped} the job's time limit is near"
     print(near, flush=True)
     if requeue_job():
