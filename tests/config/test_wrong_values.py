@@ -1,10 +1,15 @@
 """Wrong configs are refused before anything runs, with key, value and what was expected."""
 
+import json
+import re
 from datetime import date
 
 import pytest
 
+from snaketune.config.foreign_names import FOREIGN_NAMES
 from snaketune.config.load import load
+from snaketune.config.training_runs import Dpo
+from snaketune.config.workflow import Workflow
 from snaketune.errors import SnaketuneError
 from snaketune.stages.graph import JobGraph
 
@@ -16,6 +21,14 @@ WRONG = [
     ("dpo.demo.form", "demo", ["dpo.demo.form", "did you mean 'from'"]),
     ("sfd", {}, ["sfd", "did you mean 'sft'"]),
     ("sft.demo.base.hidden_sise", 64, ["sft.demo.base.hidden_sise", "did you mean 'hidden_size'"]),
+    ("sft.demo.learning_rate", 1e-3, ["sft.demo.learning_rate", "did you mean 'training.learning_rate'?"]),
+    ("sft.demo.lr", 1e-3, ["sft.demo.lr", "here it is training.learning_rate"]),
+    ("sft.demo.training.num_train_epochs", 3, ["num_train_epochs: unknown key; here it is training.epochs"]),
+    ("sft.demo.lora", {"r": 8}, ["sft.demo.lora.r: unknown key; here it is lora.rank"]),
+    ("sft.demo.lora", {"lora_alpha": 8}, ["here it is lora.alpha"]),
+    ("sft.demo.training.per_device_train_batch_size", 8, ["here it is training.batch_rows", "micro_batch_rows"]),
+    ("sft.demo.packing.max_length", 8, ["here it is packing.length"]),
+    ("grpo", {"demo": {}}, ["grpo: unknown key", "dpo.NAME.loss", "isn't supported"]),
     ("sft.demo.training.epochs", "many", ["sft.demo.training.epochs", "'many'", "number"]),
     ("sft.demo.training.epochs", -1, ["sft.demo.training.epochs", "-1", "greater than 0"]),
     ("sft.demo.training.batch_rows", 3, ["sft.demo.training", "batch_rows 3", "micro_batch_rows 2"]),
@@ -242,3 +255,11 @@ def test_template_variables_are_json_and_need_packed_rows(raw):
         raw["corpora"]["demo-chat"]["sources"] = [source | stated]
         load(raw)
         refused(put(raw, "sft.demo.packing.strategy", "none"), ["sft.demo.packing.strategy", "its template_variables"])
+
+
+def test_keys_that_stand_for_those_of_other_libraries_exist():
+    for target in FOREIGN_NAMES.values():
+        for section, key in re.findall(r"\b(training|operation|packing|lora|base|quantization)\.(\w+)", target):
+            assert f'"{key}":' in json.dumps(Workflow.model_json_schema()), (section, key)
+        for key in re.findall(r"\bdpo\.NAME\.(\w+)", target):
+            assert key in Dpo.model_fields

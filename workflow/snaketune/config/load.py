@@ -12,8 +12,10 @@ from pydantic import ValidationError
 
 from snaketune.config.base import Model, check_plain, is_local_path
 from snaketune.config.base_models import Pretrained
+from snaketune.config.foreign_names import FOREIGN_NAMES
 from snaketune.config.held_out import snapshot_name
 from snaketune.config.model_files import check_model_files
+from snaketune.config.overrides import apply_overrides
 from snaketune.config.references import check_publish_targets, check_references
 from snaketune.config.score_names import check_sort_by
 from snaketune.config.secrets import find_secret
@@ -42,7 +44,8 @@ def load(raw: dict[str, Any]) -> tuple[Workflow, Variants]:
     Raises:
         SnaketuneError: the config is invalid; one line per error with key, value found and what was expected.
     """
-    # First, as messages of other checks would quote the secret. `tracking` has stricter rules of its own.
+    raw = apply_overrides(raw)
+    # Before checks that would quote a secret. `tracking` has stricter rules of its own.
     key = find_secret({name: value for name, value in raw.items() if name != "tracking"})
     if key is not None:
         raise SnaketuneError(
@@ -190,7 +193,7 @@ def _line(issue: Any) -> str:
     key = ".".join(location) or "(top level)"
     match issue["type"]:
         case "extra_forbidden":
-            return f"{key}: unknown key{unknown(location[-1], _keys_beside(issue['loc']))}"
+            return f"{key}: unknown key{_meant(location[-1], issue['loc'])}"
         case "missing":
             return f"{key}: is missing"
         case "value_error":
@@ -199,14 +202,33 @@ def _line(issue: Any) -> str:
             return f"{key}: found {repr(issue['input'])[:120]}; {issue['msg'][:1].lower()}{issue['msg'][1:]}"
 
 
-def _keys_beside(location: tuple[Any, ...]) -> set[str]:
-    """The keys that are allowed at the level of the last part of `location`."""
+def _meant(key: str, location: tuple[Any, ...]) -> str:
+    """A suffix on what an unknown key may stand for: a key of a section beside it, a name in another library, or a typo."""
+    models = _models_beside(location)
+    if deeper := [f"{name}.{key}" for name, sections in _sections(models) if key in _keys_of(sections)]:
+        return f"; did you mean {' or '.join(map(repr, deeper))}?"
+    if key in FOREIGN_NAMES:
+        return f"; here it is {FOREIGN_NAMES[key]}"
+    return unknown(key, _keys_of(models))
+
+
+def _models_beside(location: tuple[Any, ...]) -> list[type[Model]]:
+    """The models that the last part of `location` may be a key of."""
     models: list[type[Model]] = [Workflow]
     for part in location[:-1]:
         sections = {key: annotation for model in models for key, annotation in _keys(model).items()}
         named = [model for model in models if model.__name__ == part]
         # Other parts are names of runs, or positions in a list.
         models = named or _models_in(sections.get(part)) or models
+    return models
+
+
+def _sections(models: list[type[Model]]) -> list[tuple[str, list[type[Model]]]]:
+    keys = [(name, _models_in(annotation)) for model in models for name, annotation in _keys(model).items()]
+    return [(name, sections) for name, sections in keys if sections]
+
+
+def _keys_of(models: list[type[Model]]) -> set[str]:
     return {key for model in models for key in _keys(model)}
 
 
