@@ -92,7 +92,7 @@ def test_only_a_job_near_its_time_limit_is_requeued(tmp_path, monkeypatch, reque
     monkeypatch.setattr(worker_endings, "SECONDS_TO_END", 0)
     worker_endings.raise_if_preempted(tmp_path)
     worker_endings.record_preemption(tmp_path, 7, "signal", is_main=True)
-    with pytest.raises(worker_endings.Preempted, match="it was interrupted .*; run again"):
+    with pytest.raises(worker_endings.Preempted, match=r"it was interrupted .*; run again"):
         worker_endings.raise_if_preempted(tmp_path)
     assert not calls
     worker_endings.record_preemption(tmp_path, 7, "deadline", is_main=False)

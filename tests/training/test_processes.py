@@ -315,7 +315,8 @@ def test_only_the_main_process_locks_the_folder_and_writes_the_outcome(tmp_path,
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_worker_that_ignored_sigterm_while_importing_gets_it_again(tmp_path, number):
-    """A worker inherits that SIGTERM is ignored, until it can stop with a checkpoint. Ctrl-C and a closed terminal send it too."""
+    """A worker inherits that SIGTERM is ignored, until it can stop with a checkpoint. Ctrl-C and a closed terminal send it
+    too."""
     inner = tmp_path / "inner.py"
     inner.write_text(
         "import signal, sys, time, pathlib\n"

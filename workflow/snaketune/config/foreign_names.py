@@ -2,7 +2,9 @@
 
 _BATCH = "training.batch_rows is the rows of a step on all GPUs together, training.micro_batch_rows those of one pass on a GPU"
 _SOURCES = "corpora.NAME.sources: [{files: [...]}] or [{hub: {path: ...}}]"
-_NO_RL = "preferences of the model's own answers are trained by dpo.NAME.loss; online reinforcement learning isn't supported"
+_NO_RL = (
+    "preferences of the model's own answers are trained by dpo.NAME.loss; online reinforcement learning isn't supported"
+)
 
 FOREIGN_NAMES = {
     "lr": "training.learning_rate",

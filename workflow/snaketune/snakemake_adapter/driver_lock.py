@@ -1,8 +1,8 @@
 """Snakemake's lock of the working directory, after a Snakemake that was killed there: it is removed, instead of asking for
 `snakemake --unlock`.
 
-Snakemake's lock files don't say who wrote them. So each run also holds a flock, which the kernel releases when its process ends;
-the file names the process and its host. Locks from another host stay, since not every file system has flock across hosts.
+Snakemake's lock files don't say who wrote them. So each run also holds a flock, which the kernel releases when its process
+ends; the file names the process and its host. Locks from another host stay, since not every file system has flock across hosts.
 """
 
 import socket
