@@ -56,6 +56,15 @@ def _run_command(options: argparse.Namespace) -> int:
     match options.command:
         case "preview":
             return _preview(options)
+        case "init":
+            from snaketune.preview.first_config import first_config
+
+            if options.out.exists():
+                raise SnaketuneError(f"{options.out} exists; name another file with --out")
+            options.out.write_text(first_config(options.files, options.base), encoding="utf-8")
+            print(
+                f"{options.out} is written. Look at it, then: snakemake -n --configfile {shlex.quote(str(options.out))}"
+            )
         case "clean":
             from snaketune.stages.cache.clean import clean
 
@@ -152,6 +161,10 @@ def _parser() -> argparse.ArgumentParser:
     preview.add_argument("--html", type=Path, metavar="FILE", help="also write the preview as a page")
     # Used by the rule instead of files.
     preview.add_argument("--corpora", help=argparse.SUPPRESS)
+    first = commands.add_parser("init", help="write a complete config for files and a base model, with reasons")
+    first.add_argument("files", nargs="+", metavar="FILE", help="data, in any format and layout")
+    first.add_argument("--base", required=True, metavar="MODEL", help="a folder, or a model of the Hub: owner/name")
+    first.add_argument("--out", type=Path, default=Path("mine.yaml"), metavar="FILE", help="(default: %(default)s)")
     clean = commands.add_parser("clean", help="list old work folders and what removing them frees, or remove them")
     clean.add_argument("--remove", action="store_true", help="remove them; without this, only list them")
     export = commands.add_parser(
