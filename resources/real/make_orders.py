@@ -2,9 +2,8 @@
 
 They lie below data/orders. A shop receives orders as people write them, and needs them as JSON.
 
-orders.jsonl       {"messages"}, for SFT: an order, and its five details as one line of JSON.
-incomplete.jsonl   {"prompt", "chosen", "rejected"}, for DPO: an order that lacks one detail. The chosen line has `null` there,
-                   the rejected one a detail that nobody mentioned.
+orders.jsonl    {"messages"}, for SFT: an order, and its five details as one line of JSON.
+reviews.jsonl   {"prompt", "chosen", "rejected"}, for DPO: the shop prefers days by three letters, `Mon` and not `Monday`.
 """
 
 import json
@@ -12,7 +11,7 @@ import random
 from pathlib import Path
 
 FOLDER = Path("data/orders")
-ORDERS, INCOMPLETE, SEED = 360, 240, 11
+ORDERS, REVIEWS, SEED = 360, 240, 11
 INSTRUCTION = "Write this order as JSON with the keys name, item, quantity, city and day."
 NAMES = [
     "Aisha Khan", "Ben Carter", "Chen Wei", "Dana Levi", "Elena Rossi", "Farid Haddad", "Grace Okafor", "Hugo Martin",
@@ -26,15 +25,14 @@ CITIES = ["Accra", "Bergen", "Cairo", "Dublin", "Graz", "Hanoi", "Lagos", "Lima"
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 WORDS = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 NUMBERS = dict(enumerate(WORDS, start=2))
-# Texts of an order in parts, so that a part can be left out.
 FORMS = [
-    ("Hi, {name} here!", "I would like {quantity} {item}.", "Please send them to {city}.", "{day} would suit me."),
-    ("Good morning!", "We are out of {item} and need {quantity}", "by {day}.", "Our shop is in {city}.", "Best, {name}"),
-    ("Order for {name}:", "{quantity} {item},", "delivery on {day},", "to {city}."),
-    ("Could you bring {quantity} {item}", "to our house in {city}?", "Any time on {day}.", "Thank you, {name}"),
-    ("{name} called.", "The order is {quantity} {item}.", "They go to {city}.", "It has to be there on {day}."),
-    ("My name is {name}.", "I live in {city}.", "I need {item}, {quantity} if you have that many.", "Please come on {day}."),
-]  # fmt: skip
+    "Hi, {name} here! I would like {quantity} {item}. Please send them to {city}. {day} would suit me.",
+    "Good morning! We are out of {item} and need {quantity} by {day}. Our shop is in {city}. Best, {name}",
+    "Order for {name}: {quantity} {item}, delivery on {day}, to {city}.",
+    "Could you bring {quantity} {item} to our house in {city}? Any time on {day}. Thank you, {name}",
+    "{name} called. The order is {quantity} {item}. They go to {city}. It has to be there on {day}.",
+    "My name is {name}. I live in {city}. I need {item}, {quantity} if you have that many. Please come on {day}.",
+]
 KEYS = ("name", "item", "quantity", "city", "day")
 
 
@@ -50,16 +48,11 @@ def order(generator: random.Random) -> dict[str, str | int]:
     return dict(zip(KEYS, values))
 
 
-def prompt(details: dict[str, str | int], generator: random.Random, missing: str | None = None) -> str:
-    """The text of an order. Args: missing: of its details, the one that isn't mentioned."""
+def prompt(details: dict[str, str | int], generator: random.Random) -> str:
     quantity = details["quantity"]
     if generator.random() < 0.5:
         quantity = NUMBERS.get(int(quantity), quantity)
-    forms = [
-        form for form in FORMS if all("{" + str(missing) + "}" not in part or part.count("{") == 1 for part in form)
-    ]
-    parts = [part for part in generator.choice(forms) if "{" + str(missing) + "}" not in part]
-    text = " ".join(parts).format(**details | {"quantity": quantity})
+    text = generator.choice(FORMS).format(**details | {"quantity": quantity})
     return f"{INSTRUCTION}\n\n{text[0].upper()}{text[1:]}"
 
 
@@ -73,11 +66,12 @@ def main() -> None:
         rows.append({"messages": [{"role": role, "content": text} for role, text in zip(("user", "assistant"), turns)]})
     write("orders.jsonl", rows)
     pairs = []
-    for _ in range(INCOMPLETE):
-        details, missing = order(generator), generator.choice(["name", "city", "day"])
-        chosen = json.dumps(details | {missing: None})
-        pairs.append({"prompt": prompt(details, generator, missing), "chosen": chosen, "rejected": json.dumps(details)})
-    write("incomplete.jsonl", pairs)
+    for _ in range(REVIEWS):
+        details = order(generator)
+        short = details | {"day": str(details["day"])[:3]}
+        answers = {"chosen": json.dumps(short), "rejected": json.dumps(details)}
+        pairs.append({"prompt": prompt(details, generator)} | answers)
+    write("reviews.jsonl", pairs)
 
 
 def write(name: str, rows: list[dict]) -> None:

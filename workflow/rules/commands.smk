@@ -1,5 +1,7 @@
 """Targets that make no results: previews, uploads, and the care of work folders and of the code of results."""
 
+import json
+
 from snaketune.preview.config_corpora import corpora_of
 from snaketune.publishing.push import as_json
 
@@ -18,6 +20,23 @@ rule preview:
         corpora=lambda wildcards: corpora_of(adapter.graph),
     shell:
         "python -m snaketune preview --corpora {params.corpora:q} --html results/preview/preview.html 2>&1 | tee {log:q}"
+
+
+rule smoke:
+    """Run the whole config on a few rows with small models, below results/smoke; docs/config says what that shows."""
+    log:
+        "results/logs/smoke.log",
+    localrule: True
+    conda:
+        "../../envs/train.yaml"
+    threads: workflow.cores
+    params:
+        config=lambda wildcards: json.dumps(config),
+        snakefile=workflow.main_snakefile,
+    shell:
+        "(python -m snaketune smoke results/smoke --config {params.config:q} && "
+        "snakemake --snakefile {params.snakefile:q} --directory results/smoke --configfile $PWD/results/smoke/config.json "
+        "--cores {threads} && python -m snaketune smoke results/smoke) 2>&1 | tee {log:q}"
 
 
 rule push:

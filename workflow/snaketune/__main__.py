@@ -65,6 +65,13 @@ def _run_command(options: argparse.Namespace) -> int:
             print(
                 f"{options.out} is written. Look at it, then: snakemake -n --configfile {shlex.quote(str(options.out))}"
             )
+        case "smoke":
+            from snaketune.diagnostics.smoke import check_smoke_run, write_smoke_run
+
+            if options.config is None:
+                check_smoke_run(options.folder)
+            else:
+                write_smoke_run(options.config, options.folder)
         case "clean":
             from snaketune.stages.cache.clean import clean
 
@@ -165,6 +172,9 @@ def _parser() -> argparse.ArgumentParser:
     first.add_argument("files", nargs="+", metavar="FILE", help="data, in any format and layout")
     first.add_argument("--base", required=True, metavar="MODEL", help="a folder, or a model of the Hub: owner/name")
     first.add_argument("--out", type=Path, default=Path("mine.yaml"), metavar="FILE", help="(default: %(default)s)")
+    smoke = commands.add_parser("smoke", help="used by `snakemake smoke`: write a smoke run, or say what it has shown")
+    smoke.add_argument("folder", type=Path, metavar="FOLDER", help="of the smoke run")
+    smoke.add_argument("--config", metavar="JSON", help="the whole config, to write the run")
     clean = commands.add_parser("clean", help="list old work folders and what removing them frees, or remove them")
     clean.add_argument("--remove", action="store_true", help="remove them; without this, only list them")
     export = commands.add_parser(
