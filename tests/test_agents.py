@@ -20,7 +20,9 @@ def test_its_commands_run(tmp_path, monkeypatch):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "config", tmp_path / "config")
     monkeypatch.chdir(tmp_path)
-    commands = [line.strip() for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL) for line in block.splitlines()]
+    commands = [
+        line.strip() for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL) for line in block.splitlines()
+    ]
     commands = [command for command in commands if command]
     assert len(commands) == 5
     for command in commands:

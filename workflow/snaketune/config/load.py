@@ -6,14 +6,14 @@ from copy import deepcopy
 from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import ValidationError
 
-from snaketune.config.base import Model, check_plain, is_local_path
+from snaketune.config.base import check_plain, is_local_path
 from snaketune.config.base_models import Pretrained
-from snaketune.config.foreign_names import FOREIGN_NAMES
 from snaketune.config.held_out import snapshot_name
+from snaketune.config.invalid_values import lines_of
 from snaketune.config.model_files import check_model_files
 from snaketune.config.overrides import apply_overrides
 from snaketune.config.references import check_publish_targets, check_references
@@ -24,8 +24,6 @@ from snaketune.config.workflow import Variants, Workflow
 from snaketune.errors import SnaketuneError
 from snaketune.suggestions import unknown
 
-# pydantic puts the names of union members into the location of an error, between the keys.
-MEMBER_OF_UNION = re.compile(r"Pretrained|Scratch|(literal|tuple|constrained|function-after)\b.*|bool")
 # What a value of a grid can be called in the names of runs; see `base.NAME_PATTERN`.
 IN_A_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -56,7 +54,7 @@ def load(raw: dict[str, Any]) -> tuple[Workflow, Variants]:
     try:
         config = Workflow.model_validate(expanded)
     except ValidationError as error:
-        lines = sorted({_line(issue) for issue in error.errors() if not _is_echo(issue)})
+        lines = lines_of(error)
         raise SnaketuneError("the config is wrong:\n" + "\n".join(f"  {line}" for line in lines)) from None
     expanded = {name: _with_snapshots(name, getattr(config, name), variants[name]) for name in RUN_SECTIONS}
     config = config.model_copy(update=expanded)
@@ -175,71 +173,6 @@ def _set(key: str, run: dict[str, Any], dotted: str, value: Any) -> None:
         if not isinstance(run, dict):
             raise SnaketuneError(f"{key}.grid.{dotted}: {section!r} is {run!r}, which has no keys; expected a section")
     run[leaf] = value
-
-
-def _is_echo(issue: Any) -> bool:
-    """Whether an error repeats another one of the same value."""
-    # Of a union of a value and a list of values, only the matching member's error is meaningful.
-    member, found = str(issue["loc"][-1]), issue["input"]
-    of_value = member.startswith(("constrained", "literal"))
-    if isinstance(found, list) if of_value else issue["type"] == "tuple_type":
-        return "constrained" in member or member.startswith("tuple[constrained")
-    # A list is also reported as too short if its items are invalid.
-    return issue["type"] == "too_short" and len(found) >= issue["ctx"]["min_length"]
-
-
-def _line(issue: Any) -> str:
-    location = [str(part) for part in issue["loc"] if not MEMBER_OF_UNION.fullmatch(str(part))]
-    key = ".".join(location) or "(top level)"
-    match issue["type"]:
-        case "extra_forbidden":
-            return f"{key}: unknown key{_meant(location[-1], issue['loc'])}"
-        case "missing":
-            return f"{key}: is missing"
-        case "value_error":
-            return f"{key}: {issue['ctx']['error']}"
-        case _:
-            return f"{key}: found {repr(issue['input'])[:120]}; {issue['msg'][:1].lower()}{issue['msg'][1:]}"
-
-
-def _meant(key: str, location: tuple[Any, ...]) -> str:
-    """A suffix on what an unknown key may stand for: a key of a section beside it, a name in another library, or a typo."""
-    models = _models_beside(location)
-    if deeper := [f"{name}.{key}" for name, sections in _sections(models) if key in _keys_of(sections)]:
-        return f"; did you mean {' or '.join(map(repr, deeper))}?"
-    if key in FOREIGN_NAMES:
-        return f"; here it is {FOREIGN_NAMES[key]}"
-    return unknown(key, _keys_of(models))
-
-
-def _models_beside(location: tuple[Any, ...]) -> list[type[Model]]:
-    """The models that the last part of `location` may be a key of."""
-    models: list[type[Model]] = [Workflow]
-    for part in location[:-1]:
-        sections = {key: annotation for model in models for key, annotation in _keys(model).items()}
-        named = [model for model in models if model.__name__ == part]
-        # Other parts are names of runs, or positions in a list.
-        models = named or _models_in(sections.get(part)) or models
-    return models
-
-
-def _sections(models: list[type[Model]]) -> list[tuple[str, list[type[Model]]]]:
-    keys = [(name, _models_in(annotation)) for model in models for name, annotation in _keys(model).items()]
-    return [(name, sections) for name, sections in keys if sections]
-
-
-def _keys_of(models: list[type[Model]]) -> set[str]:
-    return {key for model in models for key in _keys(model)}
-
-
-def _keys(model: type[Model]) -> dict[Any, Any]:
-    return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
-
-
-def _models_in(annotation: Any) -> list[type[Model]]:
-    if isinstance(annotation, type) and issubclass(annotation, Model):
-        return [annotation]
-    return [model for argument in get_args(annotation) for model in _models_in(argument)]
 
 
 def _check_files(config: Workflow) -> None:
