@@ -63,7 +63,7 @@ def test_a_missing_image_is_reported_before_anything_runs(clone, monkeypatch):
 def test_blanks_in_the_checkouts_path_matter_only_with_an_image(tmp_path):
     copy_code(tmp_path / "my code")
     project = Project(tmp_path / "project", code=tmp_path / "my code").write_data()
-    assert "rule corpus:" in project.snakemake("-n", CORPUS)
+    assert "corpus/chat" in project.snakemake("-n", CORPUS)
 
 
 def test_a_rule_runs_in_its_conda_environment(fresh, monkeypatch, tmp_path):

@@ -16,6 +16,8 @@ rule bottleneck:
         **resources_of("bottleneck"),
     params:
         spec=spec_of("bottleneck"),
+    message:
+        "bottleneck/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
     shell:
         "python -m snaketune bottleneck {input.job:q} 2>&1 | tee {log:q}"
 

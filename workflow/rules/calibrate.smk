@@ -17,6 +17,8 @@ rule calibrate:
         **resources_of("calibrate"),
     params:
         spec=spec_of("calibrate"),
+    message:
+        "calibrate/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
     shell:
         "trap '' TERM; python -m snaketune calibrate {input.job:q} 2>&1 | (trap '' INT HUP; tee {log:q})"
 

@@ -16,5 +16,7 @@ rule card:
         **resources_of("card"),
     params:
         spec=spec_of("card"),
+    message:
+        "card/{wildcards.model}: at most {resources.runtime} min, {resources.mem}"
     shell:
         "python -m snaketune card {input.job:q} 2>&1 | tee {log:q}"

@@ -17,6 +17,8 @@ rule convert:
         **resources_of("convert"),
     params:
         spec=spec_of("convert"),
+    message:
+        "convert/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
     shell:
         "python -m snaketune convert {input.job:q} 2>&1 | tee {log:q}"
 

@@ -17,5 +17,7 @@ rule corpus:
         **resources_of("corpus"),
     params:
         spec=spec_of("corpus"),
+    message:
+        "corpus/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
     shell:
         "python -m snaketune corpus {input.job:q} 2>&1 | tee {log:q}"

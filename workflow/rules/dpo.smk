@@ -17,5 +17,7 @@ rule dpo:
         **resources_of("dpo"),
     params:
         spec=spec_of("dpo"),
+    message:
+        "dpo/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
     shell:
         "trap '' TERM; python -m snaketune dpo {input.job:q} 2>&1 | (trap '' INT HUP; tee {log:q})"

@@ -17,5 +17,7 @@ rule eval:
         **resources_of("eval"),
     params:
         spec=spec_of("eval"),
+    message:
+        "eval/{wildcards.evaluation}/{wildcards.model}: at most {resources.runtime} min, {resources.mem}"
     shell:
         "python -m snaketune eval {input.job:q} 2>&1 | tee {log:q}"

@@ -17,5 +17,7 @@ rule merge:
         **resources_of("merge"),
     params:
         spec=spec_of("merge"),
+    message:
+        "merge/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
     shell:
         "python -m snaketune merge {input.job:q} 2>&1 | tee {log:q}"

@@ -16,5 +16,7 @@ rule pack:
         **resources_of("pack"),
     params:
         spec=spec_of("pack"),
+    message:
+        "pack/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
     shell:
         "python -m snaketune pack {input.job:q} 2>&1 | tee {log:q}"

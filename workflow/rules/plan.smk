@@ -17,5 +17,7 @@ rule plan:
         **resources_of("plan"),
     params:
         spec=spec_of("plan"),
+    message:
+        "plan/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
     shell:
         "python -m snaketune plan {input.job:q} 2>&1 | tee {log:q}"

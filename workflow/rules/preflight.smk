@@ -19,5 +19,7 @@ rule preflight:
         **resources_of("preflight"),
     params:
         spec=spec_of("preflight"),
+    message:
+        "preflight/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
     shell:
         "python -m snaketune preflight {input.job:q} 2>&1 | tee {log:q}"

@@ -17,5 +17,7 @@ rule race:
         **resources_of("race"),
     params:
         spec=spec_of("race"),
+    message:
+        "race/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
     shell:
         "python -m snaketune race {input.job:q} 2>&1 | tee {log:q}"

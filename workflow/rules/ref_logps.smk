@@ -17,5 +17,7 @@ rule ref_logps:
         **resources_of("ref_logps"),
     params:
         spec=spec_of("ref_logps"),
+    message:
+        "ref_logps/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
     shell:
         "python -m snaketune ref_logps {input.job:q} 2>&1 | tee {log:q}"

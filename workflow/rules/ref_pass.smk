@@ -17,5 +17,7 @@ rule ref_pass:
         **resources_of("ref_pass"),
     params:
         spec=spec_of("ref_pass"),
+    message:
+        "ref_pass/{wildcards.name}/{wildcards.part}: at most {resources.runtime} min, {resources.mem}"
     shell:
         "python -m snaketune ref_pass {input.job:q} 2>&1 | tee {log:q}"

@@ -29,5 +29,7 @@ rule report:
         **resources_of("report"),
     params:
         spec=spec_of("report"),
+    message:
+        "report: at most {resources.runtime} min, {resources.mem}"
     shell:
         "python -m snaketune report {input.job:q} 2>&1 | tee {log:q}"

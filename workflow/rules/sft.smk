@@ -17,5 +17,7 @@ rule sft:
         **resources_of("sft"),
     params:
         spec=spec_of("sft"),
+    message:
+        "sft/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
     shell:
         "trap '' TERM; python -m snaketune sft {input.job:q} 2>&1 | (trap '' INT HUP; tee {log:q})"

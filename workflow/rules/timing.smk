@@ -17,5 +17,7 @@ rule timing:
         **resources_of("timing"),
     params:
         spec=spec_of("timing"),
+    message:
+        "timing/{wildcards.name}/{wildcards.variant}/{wildcards.repeat}: at most {resources.runtime} min, {resources.mem}"
     shell:
         "trap '' TERM; python -m snaketune timing {input.job:q} 2>&1 | (trap '' INT HUP; tee {log:q})"

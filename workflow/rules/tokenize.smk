@@ -17,5 +17,7 @@ rule tokenize:
         **resources_of("tokenize"),
     params:
         spec=spec_of("tokenize"),
+    message:
+        "tokenize/{wildcards.name}/{wildcards.part}: at most {resources.runtime} min, {resources.mem}"
     shell:
         "python -m snaketune tokenize {input.job:q} 2>&1 | tee {log:q}"

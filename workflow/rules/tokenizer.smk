@@ -17,5 +17,7 @@ rule tokenizer:
         **resources_of("tokenizer"),
     params:
         spec=spec_of("tokenizer"),
+    message:
+        "tokenizer/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
     shell:
         "python -m snaketune tokenizer {input.job:q} 2>&1 | tee {log:q}"

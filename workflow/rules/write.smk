@@ -17,5 +17,7 @@ rule write:
         **resources_of("write"),
     params:
         spec=spec_of("write"),
+    message:
+        "write/{wildcards.name}/{wildcards.part}: at most {resources.runtime} min, {resources.mem}"
     shell:
         "python -m snaketune write {input.job:q} 2>&1 | tee {log:q}"

@@ -292,7 +292,7 @@ class Adapter:
                 f"results instead: snakemake {job.manifest}"
             )
         if self._runs:
-            self._driver_lock = take_driver_lock()
+            take_driver_lock()
         self.planner.write_job_files(dry_run=not self._runs)
 
     @property
