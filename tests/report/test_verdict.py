@@ -10,15 +10,9 @@ from invented_sweeps import result_set, sft_and_pairs
 from snaketune.artifacts.manifest import write_manifest
 from snaketune.publishing.results import Result
 from snaketune.report.compare.variants import compare_variants
-from snaketune.report.data.packing_flow import pack_flows
 from snaketune.report.data.results import logged_numbers
-from snaketune.report.judge.data_rules import (
-    pack_findings,
-    prompt_findings,
-    sweep_findings,
-    swept_values,
-    users_of_packs,
-)
+from snaketune.report.judge.data_rules import prompt_findings, sweep_findings, swept_values
+from snaketune.report.judge.findings import steps
 from snaketune.report.judge.headline import collect_findings, headline, judged_lineage
 from snaketune.report.judge.training_rules import training_findings, trainings
 from snaketune.report.judge.verdict import paired, row_outcomes
@@ -121,6 +115,48 @@ def test_reward_accuracy_counts_only_pairs_that_the_reference_has(results):
     assert reported["preferences.pairs.logp_accuracy_per_token"] == {"up": 1.0, "down": 1.0, "new": 1.0}
 
 
+def test_the_verdict_has_the_reward_accuracy_of_a_model_whose_reference_was_not_scored(results):
+    """The others have no rewards: a reward is relative to the reference, by which chance is right in half of the pairs."""
+    results.dpo("a", *sft_and_pairs(results))
+    kept = dict.fromkeys(PAIRS, -0.2)
+    for model in ("base-a", "sft-a"):
+        results.pairs(f"main/{model}", kept)
+        results.evaluate(f"main/{model}", right=0.5)
+    results.pairs("main/dpo-a", dict.fromkeys(PAIRS, -0.1), reference=kept)
+    results.evaluate("main/dpo-a", right=0.5, reference=True, reward_accuracy=1.0)
+    verdict = judged(results)
+    line = {one.name: one for one in verdict.table}["reward accuracy"]
+    assert (line.values, line.rows) == (["50% by chance", "50% by chance", "100%"], 40)
+    assert line.differences[0].interval == paired(np.full(40, 0.5), np.ones(40))
+    assert verdict.sentence == "dpo:a is better than base:a on 1 of 3 measures; 2 are inconclusive."
+
+
+def test_intervals_of_a_unit_are_drawn_to_the_largest_of_them(results):
+    results.dpo("a", *sft_and_pairs(results))
+    for model, right in (("base-a", 0.5), ("sft-a", 0.5), ("dpo-a", 0.6)):
+        results.pairs(f"main/{model}", dict.fromkeys(PAIRS, -0.2))
+        results.evaluate(f"main/{model}", right=right)
+    verdict = judged(results)
+    found = [one for line in verdict.table for one in line.differences if one.interval]
+    drawn = [one.positions(verdict.scales[one.measure.unit]) for one in found]
+    widest = max(found, key=lambda one: max(map(abs, one.interval)))
+    assert max(high for _, _, high in drawn) == pytest.approx(100) and min(low for low, _, _ in drawn) >= 0
+    assert verdict.shown_scales == f"±{100 * max(widest.interval):.1f} points"
+
+
+def test_next_steps_are_those_that_gain_most_first(results):
+    results.corpus("other", quarantined={"not_json": 3})
+    sft_and_pairs(results)
+    for model, right in (("base-a", 1.0), ("sft-a", 0.0)):
+        results.evaluate(f"main/{model}", right=right, preferences=())
+    reported = result_set(results)
+    found = collect_findings(
+        reported, judged_lineage(reported), judged(results).verdicts, compare_variants(reported, None)
+    )
+    first, *_, last = steps(found)
+    assert (first.reasons, last.reasons) == (["worse"], ["quarantined"])
+
+
 def test_ties_count_half(results):
     sft_and_pairs(results)
     results.pairs("main/sft-a", {"same": 0.25, "tie": 0.0}, reference={"same": 0.25, "tie": 0.0})
@@ -164,13 +200,11 @@ def test_models_without_a_common_measure_have_no_verdict(results):
 
 def test_the_overview_begins_with_verdict_cost_warnings_and_steps(sweep_pages):
     page = (sweep_pages / "index.html").read_text("utf-8")
-    top = page[: page.index('<section id="data">')]
+    top = page[: page.index('<section id="sft">')]
     for text in (
-        "dpo:soft is better than base:small on both measures.",
+        "dpo:soft is better than base:small on all 3 measures.",
         "+83.3 points",
         "GPU hours",
-        "8.3% of the conversations and 25.9% of the tokens",
-        "<code>sft.long.packing.length</code>: set it to 448, which keeps 99% of the tokens",
         "6 of 12 held-out prompts of chat are duplicates",
     ):
         assert text in top
@@ -212,10 +246,6 @@ def test_facts_of_a_training_are_taken_from_its_run(results):
     losses = [entry["loss"] for entry in run["history"]]
     assert reported.loss == pytest.approx((np.mean(losses[:3]), np.mean(losses[-3:])))
     assert reported.held_out == {"chat": (1.8, 1.5)}
-    flow, _ = pack_flows(result_set(results))
-    assert users_of_packs(result_set(results))[f"pack/{flow.name}"] == "sft.a.packing"
-    assert [split.split for split in flow.splits] == ["train", "held_out"]
-    assert not flow.warnings and not list(pack_findings(flow, flow.train, "sft.a.packing"))
 
 
 def test_log_entries_that_are_no_numbers_are_ignored():

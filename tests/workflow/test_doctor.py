@@ -48,7 +48,6 @@ def check(result: dict, timings: dict[str, Path], table: str) -> None:
     assert f"What limits it: {result['limit']}." in table
     measured = json.loads((timings["one-row"] / "measured.json").read_text(encoding="utf-8"))
     assert (measured["micro_batch_rows"], measured["accumulation"], measured["steps"]) == (1, 4, 5)
-    assert set(measured["probe"]) == {"matmul_flops_per_second", "copy_bytes_per_second", "disk_bytes_per_second"}
     assert (timings["baseline"] / "trace.json.gz").is_file()
     assert json.loads((timings["baseline"] / "measured.json").read_text(encoding="utf-8"))["steps"] == 5 + 2
 

@@ -3,7 +3,7 @@
 Measured are the run as it is (two steps with torch.profiler), its curve of micro-batches, and the variants that were tried.
 What isn't measured is counted from the rows or estimated, and marked as such.
 
-    doctor.json    key, limit, findings, settings, now (what the run does as it is), parts, notes
+    doctor.json    key, limit, findings, settings, now (what the run does as it is), parts
     doctor.md      the same as a table, the largest effect first
 """
 
@@ -20,7 +20,6 @@ from snaketune.diagnostics.settings import (
     Timing,
     compared_tokens,
     figures_of,
-    machine_notes,
     micro_batch,
     padding,
     parts_of_step,
@@ -93,7 +92,7 @@ def examine(
     key, baseline = spec.key, timings[spec.variants[0].name]
     prefixes = (f"{key}.", "corpora", "results", "operation", "flash")
     findings = [finding for finding in findings if finding["key"] == key or finding["key"].startswith(prefixes)]
-    result = {"key": key, "findings": findings, "settings": [], "now": None, "parts": {}, "notes": []}
+    result = {"key": key, "findings": findings, "settings": [], "now": None, "parts": {}}
     if unfit := next((timing["why"] for timing in baseline if not timing["fits"]), ""):
         return result | {"limit": f"memory: {unfit}"}
     fitting = [timing for rounds in timings.values() for timing in rounds if timing["fits"]]
@@ -117,7 +116,6 @@ def examine(
         "settings": [asdict(setting) for setting in settings],
         "now": now,
         "parts": profiled["parts"],
-        "notes": machine_notes(fitting),
     }
 
 
@@ -162,7 +160,6 @@ def as_markdown(result: dict[str, Any]) -> str:
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     if result["parts"]:
         lines += ["", "Of a step: " + ", ".join(f"{share:.0%} {part}" for part, share in result["parts"].items()) + "."]
-    lines += ["", *(f"Note: {note}." for note in result["notes"])] if result["notes"] else []
     return "\n".join([*lines, "", f"What limits it: {result['limit']}."]) + "\n"
 
 

@@ -18,9 +18,6 @@ MEASURED = "measured.json"
 Timing = dict[str, Any]
 # The largest relative difference from the baseline's loss of a variant that counts as the same training.
 SAME_LOSS = 0.05
-# The largest relative spread of the machine's probe between timings; above it, the machine is reported as changed.
-STEADY = 0.05
-PROBES = {"matmul_flops_per_second": "matrix products", "copy_bytes_per_second": "copies in memory"}
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -76,21 +73,6 @@ def loss_at(measured: Timing, tokens: float) -> float | None:
 def compared_tokens(measured: list[Timing]) -> float:
     """The tokens that all of these trainings have seen at the middle of their last window."""
     return min((timing["windows"][-2]["tokens"] + timing["windows"][-1]["tokens"]) / 2 for timing in measured)
-
-
-def machine_notes(measured: list[Timing]) -> list[str]:
-    """Notes on changes of the machine, its libraries or its device between timings."""
-    changes = [
-        f"{what} differed by {100 * (max(values) / min(values) - 1):.0f}%: something else ran, or the clock changed"
-        for key, what in PROBES.items()
-        if max(values := [timing["probe"][key] for timing in measured]) > (1 + STEADY) * min(values)
-    ]
-    versions = {f"{name} {version}" for timing in measured for name, version in timing["libraries"].items()}
-    if len(versions) > len(measured[0]["libraries"]):
-        changes.append(f"libraries differed: {', '.join(sorted(versions))}")
-    if len(devices := sorted({timing["device"] for timing in measured})) > 1:
-        changes.append(f"devices differed: {' and '.join(devices)}")
-    return [f"between timings, {change}; `snakemake doctor --forcerun timing` measures again" for change in changes]
 
 
 # Effects below this many percent are noise.

@@ -6,7 +6,7 @@
 It trains with the same rows, order and schedule as the run that it measures, and ends early. The device is only waited for at
 the end of each window, where the Trainer logs a line, so that steps within a window overlap as usual.
 
-    measured.json    fits, windows, tokens_per_second, memory_gb, expected_memory_gb, waited_share, mfu, parts, probe …
+    measured.json    fits, windows, tokens_per_second, memory_gb, expected_memory_gb, waited_share, mfu, parts …
     trace.json.gz    for chrome://tracing and Perfetto, if the spec has `profile`
 """
 
@@ -21,12 +21,10 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
 from snaketune.diagnostics.settings import MEASURED
 from snaketune.engine.features import TrainingFeatures
-from snaketune.engine.model.device_speed import probe
 from snaketune.engine.model.devices import keep_freed_memory
 from snaketune.engine.throughput import GB
 from snaketune.errors import SnaketuneError
 from snaketune.files import write_json
-from snaketune.stages.cache.libraries import installed_version
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.findings import report_findings
 from snaketune.stages.outcome import Outcome
@@ -68,10 +66,7 @@ def time_training(
         if run.compute.device.type == "cpu":
             keep_freed_memory()
         expected = check.estimate and check.estimate.expected
-        measured = _measure(training, spec) | {
-            "expected_memory_gb": expected and round(expected / GB, 3),
-            "probe": probe(run.compute.device, work.state),
-        }
+        measured = _measure(training, spec) | {"expected_memory_gb": expected and round(expected / GB, 3)}
     if is_main_process():
         write_json(work.payload / MEASURED, measured)
     return Outcome(counts={"steps": measured.get("steps", 0)}, about=run.compute.about())
@@ -146,7 +141,6 @@ def _measure(training: PreparedTraining, spec: TimingSpec) -> dict[str, Any]:
             "accumulation": args.gradient_accumulation_steps,
             "gradient_checkpointing": args.gradient_checkpointing,
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-            "libraries": {name: installed_version(name) for name in ("torch", "transformers")},
         }
 
 

@@ -1,22 +1,21 @@
-"""Write the pages of the `report` stage: an HTML report of all results, and figures and tables for Snakemake's own report.
+"""Write the pages of the `report` stage: an HTML report of all results, and tables as CSV files.
 
 Reads manifests, run.json files and small payloads (scores, responses, the index of packed documents, the first lines of
 records), but no weights, and doesn't import torch. A report of a few hundred thousand conversations takes a few seconds, most
 of them in matplotlib.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from snaketune.files import write_json
 from snaketune.report.charts.data_charts import data_charts
 from snaketune.report.charts.model_charts import evaluation_chart, preferences_chart, race_chart, variants_chart
-from snaketune.report.charts.style import Chart, model_styles, panel_svg, svg_file
+from snaketune.report.charts.style import Chart, model_styles
 from snaketune.report.charts.training_charts import dpo_chart, sft_chart
 from snaketune.report.compare import measures, variants
-from snaketune.report.compare.earlier_runs import EarlierRuns
-from snaketune.report.csv_files import Table, count_rows, csv_text, prompt_corpora, score_rows, tables, variant_rows
+from snaketune.report.csv_files import Table, answer_rows, csv_text, score_rows, variant_rows
 from snaketune.report.data.corpus_flow import corpus_flows
 from snaketune.report.data.job_table import cards, job_rows, tokenizer_rows, versions
 from snaketune.report.data.packing_flow import pack_flows, training_flows
@@ -24,10 +23,10 @@ from snaketune.report.data.preference_shift import flips, preference_changes
 from snaketune.report.data.races import races_of
 from snaketune.report.data.results import ResultSet
 from snaketune.report.data.samples import Sample, answers_while_training, choose, dropped_examples, tokenized_rows
-from snaketune.report.html import inline_panels, render
+from snaketune.report.html import render
 from snaketune.report.judge.findings import groups, steps
 from snaketune.report.judge.headline import collect_findings, headline, judged_lineage
-from snaketune.report.pages import pages_for, side_by_side_files
+from snaketune.report.pages import pages_for
 from snaketune.report.text import clean
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
@@ -38,98 +37,76 @@ SAMPLES_ON_THE_OVERVIEW = 4
 FLIPS_ON_THE_OVERVIEW, FLIPS = 2, 8
 
 
-def write_pages(spec: ReportSpec, work: WorkFolder, results: ResultSet, earlier: EarlierRuns) -> Outcome:
+def write_pages(spec: ReportSpec, work: WorkFolder, results: ResultSet) -> Outcome:
     """Fill `work.payload` with the files that `pages_for` lists for the stages of the results."""
-    files = pages_for(results.stages, compared=bool(earlier.others))
-    pages = Pages(spec, results, earlier, files)
-    for name in files:
-        path = work.payload / name
-        match path.suffix:
-            case ".html":
-                _write(path, render(path.stem, **pages.shared, **pages.values[path.stem]()))
-            case ".svg":
-                _write(path, svg_file(pages.charts[path.stem], pages.drawn[path.stem]))
-            case ".json":
-                write_json(
-                    path,
-                    {
-                        name: {scored.model: scored.scores for scored in models}
-                        for name, models in results.evaluations.items()
-                    },
-                )
-            case ".csv":
-                _write(path, csv_text(pages.tables[path.stem]()))
-    for key, names in side_by_side_files(prompt_corpora(results.evaluations)).items():
-        evaluation, _, corpus = key.partition("/")
-        for name, table in zip(names, tables(evaluation, corpus, results.evaluations[evaluation]), strict=True):
-            (work.payload / name).parent.mkdir(parents=True, exist_ok=True)
-            _write(work.payload / name, csv_text(table))
+    pages = Pages(spec, results)
+    for path in map(Path, pages_for(results.stages)):
+        if path.suffix == ".html":
+            text = render(path.stem, **pages.shared, **pages.values[path.stem]())
+        else:
+            text = csv_text(pages.tables[path.stem]())
+        (work.payload / path).write_text(text, encoding="utf-8", newline="\n")
     counts = {"results": {stage: len(results.of(stage)) for stage in sorted(results.stages)}}
-    # The clean target keeps the work folders of compared results.
-    compared_work = {"compared": earlier.fingerprints} if earlier.others else {}
-    return Outcome(counts=counts, about=variants.best_entry(pages.variants) | compared_work)
+    return Outcome(counts=counts, about=variants.best_entry(pages.variants))
 
 
 class Pages:
     """The charts, tables and values of all pages of one report.
 
     Attributes:
-        charts: By the stem of their file name.
-        drawn: The SVG of each panel of a chart, by the same name.
-        panels: Title and SVG of each panel for a page, by the same name.
         shared: The values that every page has.
         values: By page, a function that returns the values that only it has.
         tables: By the stem of a CSV file, a function that returns its columns and rows.
     """
 
-    def __init__(self, spec: ReportSpec, results: ResultSet, earlier: EarlierRuns, files: Collection[str]):
-        self.results, self.earlier = results, earlier
+    def __init__(self, spec: ReportSpec, results: ResultSet):
+        self.results = results
         self.races = races_of(results)
         self.variants = variants.compare_variants(results, spec.sort_by)
         self.changes = preference_changes(results)
-        styles = model_styles([*results.models, *earlier.labels])
-        charts: dict[str, Callable[[], Chart]] = {
-            "sft": lambda: sft_chart(results, styles),
-            "dpo": lambda: dpo_chart(results, styles),
-            "variants": lambda: variants_chart(self.variants, self.changes, styles),
-            "race": lambda: race_chart(self.races, styles),
-            "evaluation": lambda: evaluation_chart(results, styles),
-            "preferences": lambda: preferences_chart(self.changes, styles),
-            "compare": lambda: earlier.chart(styles),
-        }
-        self.charts = data_charts(results)
-        self.charts |= {name: make() for name, make in charts.items() if f"{name}.svg" in files}
-        self.drawn = {
-            name: [panel_svg(chart, number) for number in range(len(chart.panels))]
-            for name, chart in self.charts.items()
-        }
-        self.panels = {name: inline_panels(chart, self.drawn[name]) for name, chart in self.charts.items()}
         self.shared = {
             "spec": spec.model_copy(update={"title": clean(spec.title), "note": clean(spec.note)}),
-            "styles": styles,
+            "styles": model_styles(results.models),
             "charts": self.charts,
-            "panels": self.panels,
             "variants": self.variants,
+            "files": pages_for(results.stages),
         }
         self.values: dict[str, Callable[[], dict[str, Any]]] = {
             "index": self._index,
             "corpus": self._corpus,
             "packing": self._packing,
             "preferences": lambda: {"preference_changes": self._changes(self.variants.labels, FLIPS)},
-            "samples": self._samples_page,
-            "compare": lambda: {"comparisons": earlier.comparisons},
+            "samples": lambda: {
+                "samples": self._samples(),
+                "while_training": answers_while_training(results),
+            },
         }
         self.tables: dict[str, Callable[[], Table]] = {
-            "data": lambda: count_rows(results),
+            "answers": lambda: answer_rows(results),
             "variants": lambda: variant_rows(self.variants),
             "evaluation": lambda: score_rows(results),
         }
+
+    @cached_property
+    def charts(self) -> dict[str, Chart]:
+        """By name; those without results are omitted."""
+        results, styles = self.results, model_styles(self.results.models)
+        charts: dict[str, tuple[set[str], Callable[[], Chart]]] = {
+            "sft": ({"sft"}, lambda: sft_chart(results, styles)),
+            "dpo": ({"dpo"}, lambda: dpo_chart(results, styles)),
+            "variants": ({"dpo"}, lambda: variants_chart(self.variants, self.changes, styles)),
+            "race": ({"race"}, lambda: race_chart(self.races, styles)),
+            "evaluation": ({"eval"}, lambda: evaluation_chart(results, styles)),
+            "preferences": ({"dpo", "eval"}, lambda: preferences_chart(self.changes, styles)),
+        }
+        made = {name: make() for name, (stages, make) in charts.items() if stages <= results.stages}
+        return made | data_charts(results)
 
     def _index(self) -> dict[str, Any]:
         results, best = self.results, self.variants.best
         lineage = judged_lineage(results, best)
         top = headline(results, lineage)
-        findings = collect_findings(results, lineage, top.verdicts, self.variants, self.earlier.runs)
+        findings = collect_findings(results, lineage, top.verdicts, self.variants)
         return {
             "headline": top,
             "cards": list(cards(results)),
@@ -152,21 +129,14 @@ class Pages:
 
     def _corpus(self) -> dict[str, Any]:
         examples = map(dropped_examples, self.results.of("corpus"))
-        return {"corpora": list(zip(corpus_flows(self.results), examples, self.panels["characters"], strict=True))}
+        figures = self.charts["characters"].figures
+        return {"corpora": list(zip(corpus_flows(self.results), examples, figures, strict=True))}
 
     def _packing(self) -> dict[str, Any]:
         flows = pack_flows(self.results)
-        drawn = zip(*(self.panels[name] for name in ("lengths", "packing", "supervised")), strict=True)
+        drawn = zip(*(self.charts[name].figures for name in ("lengths", "packing", "supervised")), strict=True)
         panels = dict(zip([flow.name for flow in flows if flow.packed], drawn))
         return {"packs": flows, "panels_of": panels, "tokenized": tokenized_rows(self.results)}
-
-    def _samples_page(self) -> dict[str, Any]:
-        files = side_by_side_files(prompt_corpora(self.results.evaluations))
-        return {
-            "samples": self._samples(),
-            "side_by_side": files,
-            "while_training": answers_while_training(self.results),
-        }
 
     def _samples(self, per_corpus: int | None = None) -> dict[str, list[Sample]]:
         evaluations = self.results.evaluations.items()
@@ -174,12 +144,13 @@ class Pages:
 
     def _changes(self, labels: list[str], most: int) -> list[dict[str, Any]]:
         """The changes in the held-out pairs of the runs `labels`: figures, counts and the pairs that flipped."""
-        # The chart has two panels per change.
-        panels = {id(change): self.panels["preferences"][2 * n : 2 * n + 2] for n, change in enumerate(self.changes)}
+        figures = self.charts["preferences"].figures if self.changes else []
+        # Two panels for each change.
+        drawn = dict(zip(map(id, self.changes), zip(figures[::2], figures[1::2], strict=True), strict=True))
         return [
             {
                 "change": change,
-                "panels": panels[id(change)],
+                "panels": drawn[id(change)],
                 "outcomes": {"per token": change.outcomes(True), "whole response": change.outcomes(False)},
                 "flips": {name: flips(self.results, change, name == "won", most) for name in ("won", "lost")},
             }
@@ -187,7 +158,3 @@ class Pages:
             for change in self.changes
             if change.label == label
         ]
-
-
-def _write(path: Path, content: str) -> None:
-    path.write_text(content, encoding="utf-8", newline="\n")

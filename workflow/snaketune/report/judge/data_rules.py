@@ -3,16 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
-from snaketune.engine.packing.truncation import is_worth_a_warning
 from snaketune.report.compare.variants import Variants
 from snaketune.report.data.corpus_flow import CorpusFlow
-from snaketune.report.data.packing_flow import PackFlow, SplitFlow
 from snaketune.report.data.results import ResultSet, unique
 from snaketune.report.judge.findings import NOTES, ReportFinding
 from snaketune.report.judge.verdict import INCONCLUSIVE, WORSE, Difference, Verdict
 from snaketune.report.text import decimal, percent, whole, words
 
-SUPERVISED = 0.02
 QUARANTINED = 0.005
 REPEATED = 0.05
 TRUNCATED = 0.1
@@ -22,40 +19,6 @@ MANY_RUNS = 5
 RESOLUTION = 0.1
 
 
-def users_of_packs(results: ResultSet) -> dict[str, str]:
-    """The config key of the first `packing` that uses each pack, by `pack/NAME`."""
-    users: dict[str, str] = {}
-    for stage, role in (("sft", "pack"), ("dpo", "pack"), ("eval", "packs")):
-        for result in results.of(stage):
-            for pack in result.job.made_from.get(role, ()):
-                users.setdefault(pack, f"{result.key}.packing")
-    return users
-
-
-def pack_findings(flow: PackFlow, split: SplitFlow, key: str) -> Iterator[ReportFinding]:
-    """The findings about one split of one pack. `key` is that of its `packing`, in the first run that uses it."""
-    lost = split.lost_to_length
-    if lost and is_worth_a_warning(lost["rows"], lost["tokens"], split.read, split.read_tokens):
-        sequences, tokens = percent(lost["rows"] / split.read), percent(lost["tokens"] / split.read_tokens)
-        message = (
-            f"{words(split.split)}: {sequences} of the {flow.unit} and {tokens} of the tokens don't fit into rows of "
-        )
-        message += f"{whole(flow.length)} tokens"
-        action, length = f"set it to {lost['enough']}, which keeps 99% of the tokens", key and f"{key}.length"
-        yield ReportFinding(kind="tokens lost", where=flow.name, message=message, action=action, key=length)
-    if split is not flow.train:
-        return
-    if split.tokens and split.supervised < SUPERVISED * split.tokens:
-        share = percent(split.supervised / split.tokens, 2)
-        message = f"only {share} of the tokens are supervised, so most of the computation trains nothing"
-        action = (
-            "see supervised text in packing.html; set it to `all`, or use a chat template that marks assistant turns"
-        )
-        train_on = key and f"{key}.train_on"
-        yield ReportFinding(kind="little supervised", where=flow.name, message=message, action=action, key=train_on)
-    yield from _count_errors(flow)
-
-
 def corpus_findings(flow: CorpusFlow) -> Iterator[ReportFinding]:
     bad, read = sum(flow.quarantined.values()), flow.rows.read
     if read and bad >= QUARANTINED * read:
@@ -63,14 +26,9 @@ def corpus_findings(flow: CorpusFlow) -> Iterator[ReportFinding]:
         message = f"{whole(bad)} of {whole(read)} rows ({percent(bad / read)}) are quarantined: {reasons}"
         action = "fix the files, map their columns (fields), or enable repairs; corpus.html has examples"
         key = f"corpora.{flow.name}.repair"
-        yield ReportFinding(kind="quarantined", where=flow.name, message=message, action=action, key=key)
-    yield from _count_errors(flow)
-
-
-def _count_errors(flow: PackFlow | CorpusFlow) -> Iterator[ReportFinding]:
-    if errors := flow.count_errors:
-        message = f"counts don't add up: {'; '.join(errors)}"
-        yield ReportFinding(kind="counts", where=flow.name, message=message, severity=NOTES)
+        yield ReportFinding(
+            kind="quarantined", where=flow.name, message=message, action=action, key=key, gain=bad / read
+        )
 
 
 def prompt_findings(results: ResultSet, lineage: list[str]) -> Iterator[ReportFinding]:
@@ -97,6 +55,7 @@ def _prompt_findings(
             message=f"{whole(again)} of {whole(len(prompts))} held-out prompts of {corpus} are duplicates, so "
             "intervals are too narrow",
             action="drop near duplicates",
+            gain=again / len(prompts),
             key=f"corpora.{corpus}.near_duplicates",
         )
     truncated = sum(row["tokens"] >= most for row in rows) if most else 0
@@ -108,6 +67,7 @@ def _prompt_findings(
             message=f"{share} of the responses of {model} to {corpus} were truncated at {whole(most)} tokens",
             action=f"set it to {2 * most} if responses may be longer; else the model didn't learn to stop",
             key=f"eval.{evaluation}.generation.max_new_tokens",
+            gain=truncated / len(rows),
         )
 
 
@@ -136,6 +96,7 @@ def difference_findings(difference: Difference, verdict: Verdict) -> Iterator[Re
             action=f"hold out about {decimal(needed)} times as many rows to detect {100 * RESOLUTION:.0f} points",
             key=f"corpora.{difference.measure.path.split('.')[1]}.held_out",
             severity=NOTES,
+            gain=half,
         )
 
 
@@ -150,7 +111,7 @@ def sweep_findings(results: ResultSet, variants: Variants) -> Iterator[ReportFin
             f"selected as the best of {candidates} runs on the rows of its verdict, which is therefore biased upwards"
         )
         action = "evaluate the first few runs on rows that weren't used to select them"
-        about = {"kind": "best of many runs", "where": best.label, "key": "eval", "severity": NOTES}
+        about = {"kind": "best of many runs", "where": best.label, "key": "eval", "severity": NOTES, "gain": 0.05}
         yield ReportFinding(message=message, action=action, **about)
     for name, values in swept_values(variants).items():
         value = values[best.label]
@@ -161,7 +122,13 @@ def sweep_findings(results: ResultSet, variants: Variants) -> Iterator[ReportFin
             if value == edge:
                 message = f"the best run, {best.label}, has the {which} {name} that was tried, {value:g}"
                 action = f"extend it {way}: {name} {further:g}"
-                about = {"kind": f"edge of {name}", "where": best.key, "key": f"{best.key}.grid", "severity": NOTES}
+                about = {
+                    "kind": f"edge of {name}",
+                    "where": best.key,
+                    "key": f"{best.key}.grid",
+                    "severity": NOTES,
+                    "gain": 0.2,
+                }
                 yield ReportFinding(message=message, action=action, **about)
 
 

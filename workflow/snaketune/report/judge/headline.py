@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from snaketune.report.compare.variants import Variants
 from snaketune.report.data.corpus_flow import corpus_flows
-from snaketune.report.data.packing_flow import pack_flows
 from snaketune.report.data.results import ResultSet, ScoredModel, logged_numbers
 from snaketune.report.judge import data_rules
-from snaketune.report.judge.findings import ReportFinding, in_order
-from snaketune.report.judge.training_rules import preflight_findings, slow_nodes, training_findings, trainings
-from snaketune.report.judge.verdict import INCONCLUSIVE, NO_INTERVAL, Difference, Verdict, lineage_verdicts
+from snaketune.report.judge.findings import ReportFinding
+from snaketune.report.judge.training_rules import preflight_findings, training_findings, trainings
+from snaketune.report.judge.verdict import INCONCLUSIVE, NO_INTERVAL, Difference, Verdict, lineage_verdicts, signed
 from snaketune.report.text import NOTHING, decimal, whole
 
 
@@ -42,6 +40,22 @@ class Headline:
     models: list[str]
     table: list[ComparedMeasure]
     verdicts: list[Verdict]
+
+    @property
+    def scales(self) -> dict[str, float]:
+        """By unit, the largest bound of its intervals, to which all of them are drawn."""
+        found: dict[str, float] = {}
+        for difference in (difference for verdict in self.verdicts for difference in verdict.differences):
+            if difference.interval:
+                unit = difference.measure.unit
+                found[unit] = max(found.get(unit, 0.0), *map(abs, difference.interval))
+        return found
+
+    @property
+    def shown_scales(self) -> str:
+        """The ends of the scales as text: `±25 points, ±0.4 nats`."""
+        ends = {unit: signed(most, unit).removeprefix("+") for unit, most in self.scales.items()}
+        return ", ".join(f"±{end} nats" if unit == "nats" else f"±{end}" for unit, end in ends.items())
 
     @property
     def without_interval(self) -> bool:
@@ -111,7 +125,7 @@ def _table(verdicts: list[Verdict]) -> list[ComparedMeasure]:
     table = []
     for row in by_measure.values():
         known = next(cell for cell in row if cell)
-        values = [*(cell.shown(cell.before) if cell else NOTHING for cell in row), known.shown(known.after)]
+        values = [*(cell.shown_before if cell else NOTHING for cell in row), known.shown(known.after)]
         about = {name: getattr(known.measure, name) for name in ("on", "name", "unit")}
         rows = max(cell.rows for cell in row if cell)
         table.append(ComparedMeasure(**about, rows=rows, values=values, differences=row))
@@ -139,26 +153,19 @@ def collect_findings(
     lineage: list[str],
     verdicts: Sequence[Verdict],
     variants: Variants,
-    others: Sequence[tuple[str, dict[str, Any]]] = (),
 ) -> list[ReportFinding]:
-    """All findings, in their order on the page.
+    """All findings, those whose actions gain most first.
 
     Args:
         lineage: The models of the verdicts.
-        others: Label and run.json of earlier runs, whose hosts are compared with ours.
     """
     findings = [*preflight_findings(results), *data_rules.sweep_findings(results, variants)]
-    findings += slow_nodes([*((run.label, run.run) for run in results.of("sft", "dpo")), *others])
     for verdict in verdicts:
         for difference in verdict.differences:
             findings += data_rules.difference_findings(difference, verdict)
     for run in trainings(results):
         findings += training_findings(run)
-    users = data_rules.users_of_packs(results)
-    for flow in pack_flows(results):
-        for split in flow.splits:
-            findings += data_rules.pack_findings(flow, split, users.get(f"pack/{flow.name}", ""))
     for flow in corpus_flows(results):
         findings += data_rules.corpus_findings(flow)
     findings += data_rules.prompt_findings(results, lineage)
-    return in_order(findings)
+    return sorted(findings, key=lambda finding: -finding.gain)

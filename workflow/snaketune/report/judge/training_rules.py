@@ -1,34 +1,22 @@
-"""Rules that find problems in trainings, also those that preflight found, and runs on hosts that are slower than others.
+"""Rules that find problems in trainings, also those that preflight found.
 
 A rule fires when a number is outside of what healthy runs show with any model and data; the reason for each threshold is given
 beside it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
-from snaketune.errors import SnaketuneError
-from snaketune.publishing.results import Result, is_number
+from snaketune.publishing.results import Result
 from snaketune.report.compare.variants import stopped_early, warnings_of
 from snaketune.report.data.packing_flow import training_flow
 from snaketune.report.data.results import ResultSet, is_gpu, logged_numbers
 from snaketune.report.judge.findings import NOTES, WARNS, ReportFinding
-from snaketune.report.text import clean, clip, decimal, duration, percent, short, whole
+from snaketune.report.text import clip, decimal, duration, percent, whole
 
-# Of the findings of preflight. One that stops a run is a warning here, since the run was started anyway.
-SEVERITIES = {"stops": WARNS, "warns": WARNS, "notes": NOTES}
-# With three hosts, the median is sound even if one of them is slow.
-MIN_HOSTS = 3
-# What a run measures at its start, and the share below the median of the others from which a host is slow. Repeated probes of
-# one host vary by 1 to 2 %; a single read of a file that was just written is a noisy measurement.
-PROBED = {
-    "matmul_flops_per_second": ("matrix multiplication", "FLOP/s", 0.05),
-    "copy_bytes_per_second": ("memory copy", "B/s", 0.05),
-    "disk_bytes_per_second": ("disk read", "B/s", 0.5),
-}
-
+# Of the findings of preflight, with a gain. One that stops a run is a warning here, since the run was started anyway.
+SEVERITIES = {"stops": (WARNS, 1.0), "warns": (WARNS, 0.5), "notes": (NOTES, 0.1)}
 # Fewer logged steps than this don't separate a trend from noise.
 MIN_LOGGED = 10
 # A loss that falls by a smaller share than this shows no learning.
@@ -106,9 +94,9 @@ def _held_out(results: ResultSet, run: Result) -> dict[str, tuple[float, float]]
 
 
 def training_findings(facts: TrainingFacts) -> Iterator[ReportFinding]:
-    def finding(kind: str, message: str, action: str, key: str) -> ReportFinding:
-        full_key = key and f"{facts.run.key}.{key}"
-        return ReportFinding(kind=kind, where=facts.run.label, message=message, action=action, key=full_key)
+    def finding(kind: str, message: str, action: str, key: str, gain: float = 1.0) -> ReportFinding:
+        about = {"where": facts.run.label, "key": key and f"{facts.run.key}.{key}"}
+        return ReportFinding(kind=kind, message=message, action=action, gain=gain, **about)
 
     run, stopped, warnings = facts.run.run, stopped_early(facts.run), warnings_of(facts.run)
     if stopped:
@@ -143,17 +131,19 @@ def training_findings(facts: TrainingFacts) -> Iterator[ReportFinding]:
         # A calibration measured the sizes of this run on its device, though a configured one may differ from its best.
         if run.get("calibration"):
             action, key = "use more rows per step, which allows larger micro-batches", "training.batch_rows"
-        yield finding("low MFU", message, action, key)
+        yield finding("low MFU", message, action, key, gain=0.5)
     # Of a configured batch plan, relative to the best that was measured.
     slower = run.get("slower_than_best_percent")
     if slower is not None and slower >= SLOWER:
         message = f"the configured micro-batch is {slower:.0f}% slower than the best that was measured"
-        yield finding("slow micro-batch", message, "remove it", "training.micro_batch_rows")
+        yield finding(
+            "slow micro-batch", message, "remove it", "training.micro_batch_rows", gain=slower / (100 + slower)
+        )
     # Both in seconds, of the last attempt.
     waited, took = run.get("waited_for_data_s"), (run.get("attempts") or [run.get("seconds")])[-1]
     if waited and took and waited >= WAITED * took:
         message = f"waited {duration(waited)} for data, {percent(waited / took)} of its time"
-        yield finding("waited for data", message, "set it to true", "operation.load_in_memory")
+        yield finding("waited for data", message, "set it to true", "operation.load_in_memory", gain=waited / took)
 
 
 def _overfitting(facts: TrainingFacts) -> tuple[str, str, str] | None:
@@ -178,22 +168,10 @@ def _overfitting(facts: TrainingFacts) -> tuple[str, str, str] | None:
 
 
 def preflight_findings(results: ResultSet) -> list[ReportFinding]:
-    """The findings of preflight, which the run.json of each training repeats; empty without preflight.
-
-    Raises:
-        SnaketuneError: An entry has another form.
-    """
-    findings: list[ReportFinding] = []
-    for result in results.of("sft", "dpo"):
-        try:
-            findings += parse_findings(result.run.get("preflight") or [])
-        except (LookupError, TypeError, AttributeError) as error:
-            raise SnaketuneError(
-                f"results/{result.stage}/{result.name}/run.json: the entry `preflight` isn't in the form that preflight writes "
-                f"({error!r}); remove the file's folder and run again"
-            ) from None
+    """The findings of preflight, which the run.json of each training repeats; empty without preflight."""
+    entries = (result.run.get("preflight") or [] for result in results.of("sft", "dpo"))
     # Runs that preflight checked together have the same findings.
-    return list(dict.fromkeys(findings))
+    return list(dict.fromkeys(finding for listed in entries for finding in parse_findings(listed)))
 
 
 def parse_findings(entries: list[dict[str, Any]]) -> list[ReportFinding]:
@@ -211,52 +189,8 @@ def parse_findings(entries: list[dict[str, Any]]) -> list[ReportFinding]:
             message=clip(entry["found"]),
             action=clip(entry.get("do") or ""),
             key=clip(entry.get("key") or "", 200),
-            severity=SEVERITIES[entry["severity"]],
+            **dict(zip(("severity", "gain"), SEVERITIES[entry["severity"]])),
         )
         for entry in entries
         if entry["severity"] in SEVERITIES
     ]
-
-
-def slow_nodes(runs: Iterable[tuple[str, Mapping[str, Any]]]) -> list[ReportFinding]:
-    """The findings about runs on slow hosts.
-
-    A run is compared with the other hosts that have the same GPU model (on CPU: processor model), if there are at least
-    MIN_HOSTS. Each host counts once, by the median of its runs, and isn't compared with itself: runs on one host differ only by
-    what else ran there.
-
-    Args:
-        runs: Label and run.json of each run. Runs without `probe`, host or device model are skipped.
-    """
-    by_model: dict[str, list[tuple[str, str, Mapping[str, Any]]]] = {}
-    for label, run in runs:
-        model, host = clean(run.get("device" if is_gpu(run) else "processor") or ""), run.get("host")
-        if model and host and isinstance(run.get("probe"), Mapping):
-            by_model.setdefault(model, []).append((label, str(host), run["probe"]))
-    return [
-        ReportFinding(kind="slow node", where=label, message=text)
-        for model, probed in by_model.items()
-        for key in PROBED
-        for label, text in _slow(model, key, probed)
-    ]
-
-
-def _slow(model: str, key: str, probed: list[tuple[str, str, Mapping[str, Any]]]) -> Iterable[tuple[str, str]]:
-    """Label and message of the runs whose host is slow by one probe."""
-    what, unit, slower = PROBED[key]
-    known = [(label, host, float(probe[key])) for label, host, probe in probed if is_number(probe.get(key))]
-    by_host: dict[str, list[float]] = {}
-    for _, host, value in known:
-        by_host.setdefault(host, []).append(value)
-    if len(by_host) <= MIN_HOSTS:
-        return
-    for label, host, value in known:
-        middle = median(median(values) for other, values in by_host.items() if other != host)
-        if value < (1 - slower) * middle:
-            yield (
-                label,
-                (
-                    f"ran on a slow node: {what} at {short(value)}{unit}, {percent(1 - value / middle)} below the median "
-                    f"of {len(by_host) - 1} other hosts with {model}, {short(middle)}{unit}"
-                ),
-            )

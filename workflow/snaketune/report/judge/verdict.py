@@ -24,6 +24,8 @@ Document = TypeVar("Document")
 BETTER, WORSE, INCONCLUSIVE, NO_INTERVAL = "better", "worse", "inconclusive", "no interval"
 POINTS = " points"
 LOSS = ".held_out_loss"
+# By how many of the pairs chance prefers the chosen completion, as a model does whose reference is itself.
+CHANCE = 0.5
 # Perplexity repeats the loss, and summed log-probabilities favour short completions with any model.
 EXCLUDED = ("perplexity", "logp_accuracy")
 
@@ -35,6 +37,7 @@ class Difference:
     Attributes:
         rows: Number of paired rows; 0 if rows can't be paired.
         interval: The interval of `after - before`; None if unknown.
+        by_chance: Whether `before` is chance: a reward compares the model with its reference, so the other one has none.
     """
 
     measure: Measure
@@ -43,6 +46,7 @@ class Difference:
     after: float
     rows: int
     interval: Interval | None
+    by_chance: bool = False
 
     @property
     def value(self) -> float:
@@ -64,6 +68,10 @@ class Difference:
         return FORMATS[self.measure.unit](value)
 
     @property
+    def shown_before(self) -> str:
+        return f"{self.shown(CHANCE)} by chance" if self.by_chance else self.shown(self.before)
+
+    @property
     def text(self) -> str:
         """The difference as text: shares in percentage points, other measures in their unit."""
         return signed(self.value, self.measure.unit)
@@ -73,11 +81,10 @@ class Difference:
         bounds = (signed(bound, self.measure.unit).removesuffix(POINTS) for bound in self.interval or ())
         return " to ".join(bounds)
 
-    @property
-    def positions(self) -> tuple[float, float, float]:
-        """Low, difference and high for drawing: -1 to 1 mapped to 0 to 100, clipped."""
+    def positions(self, scale: float) -> tuple[float, float, float]:
+        """Low, difference and high for drawing: from minus to plus `scale` is 0 to 100."""
         low, high = self.interval or (self.value, self.value)
-        return tuple(50 + 50 * max(-1.0, min(1.0, value)) for value in (low, self.value, high))
+        return tuple(50 + 50 * value / (scale or 1.0) for value in (low, self.value, high))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +115,7 @@ class Verdict:
         if self.differences and len(self.of(NO_INTERVAL)) < len(self.differences):
             return sentence(self.model, self.against, *counts)
         moved = "; ".join(
-            f"{difference.name} {difference.shown(difference.before)} → {difference.shown(difference.after)}"
+            f"{difference.name} {difference.shown_before} → {difference.shown(difference.after)}"
             for difference in self.differences
         )
         pair = f"{self.model} against {self.against}"
@@ -161,14 +168,18 @@ def lineage_verdicts(results: ResultSet, lineage: list[str]) -> list[Verdict]:
 
 
 def differences(before: ScoredModel, after: ScoredModel, where: str = "") -> list[Difference]:
-    """Differences in every measure with a direction. `where` is a suffix for the names of corpora and tasks."""
+    """Differences in every measure with a direction, those of rewards to chance where only `after` has any. `where` is a suffix
+    for the names of corpora and tasks."""
     rows = [row_outcomes(scored) for scored in (before, after)]
     found = []
     for measure in measures([before, after], where):
-        values = [measure.values[scored.model] for scored in (before, after)]
-        if measure.detail or not measure.better or None in values or measure.path.rpartition(".")[2] in EXCLUDED:
-            continue
+        values, last = [measure.values[scored.model] for scored in (before, after)], measure.path.rpartition(".")[2]
         was, now = (of_model.get(measure.path, {}) for of_model in rows)
+        by_chance = last == "reward_accuracy" and values[0] is None
+        if by_chance:
+            values[0], was = CHANCE, dict.fromkeys(now, CHANCE)
+        if measure.detail or not measure.better or None in values or last in EXCLUDED:
+            continue
         both = sorted(was.keys() & now.keys())
         interval = None
         section, _, name = measure.path.partition(".")
@@ -180,6 +191,7 @@ def differences(before: ScoredModel, after: ScoredModel, where: str = "") -> lis
             # Values over the paired rows; equal to the scores if both models have the same rows.
             values, interval = [float(was_N.mean()), float(now_N.mean())], paired(was_N, now_N)
         about = {"measure": measure, "evaluation": after.evaluation, "rows": len(both), "interval": interval}
+        about["by_chance"] = by_chance
         found.append(Difference(before=values[0], after=values[1], **about))
     return found
 
