@@ -6,11 +6,10 @@
 It trains with the same rows, order and schedule as the run that it measures, and ends early. The device is only waited for at
 the end of each window, where the Trainer logs a line, so that steps within a window overlap as usual.
 
-    measured.json    fits, windows, tokens_per_second, memory_gb, expected_memory_gb, waited_share, mfu, parts …
+    measured.json    fits, tokens_per_second, memory_gb, expected_memory_gb, waited_share, mfu, parts …
     trace.json.gz    for chrome://tracing and Perfetto, if the spec has `profile`
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -124,11 +123,6 @@ def _measure(training: PreparedTraining, spec: TimingSpec) -> dict[str, Any]:
             timed.profiler.export_chrome_trace(str(training.run.work.payload / TRACE))
         return {
             "fits": True,
-            # A diverging run is timed like others; JSON has no value for its loss.
-            "windows": [
-                {"tokens": seen, "loss": line["loss"] if math.isfinite(line["loss"]) else None}
-                for seen, line in zip(tokens, lines, strict=True)
-            ],
             "steps": trainer.state.global_step,
             "tokens_per_second": throughput["tokens_per_second_median"],
             "memory_gb": throughput["peak_memory_gb"],
