@@ -15,7 +15,7 @@ from snaketune.engine.model.devices import Compute
 from tests.cuda import standin
 
 # Fixtures for each test here too.
-from tests.training.conftest import machine_measured_once  # noqa: F401
+from tests.training.conftest import machine_measured_once, probed  # noqa: F401
 
 GPU = torch.device("cuda", 0)
 # A GPU's data type and kernel, computed on the CPU by the stand-in.

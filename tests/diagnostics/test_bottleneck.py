@@ -113,6 +113,17 @@ def test_the_largest_cause_is_named_first(given, cause, percent):
     assert result["settings"][0]["brings_percent"] == pytest.approx(percent, abs=0.5)
 
 
+def test_a_change_that_alters_what_is_learned_is_marked():
+    other = {"more": [timing(4000, loss=9)]}
+    result = examined(variants=other)
+    mark = "not comparable: at equal tokens its loss is 9 instead of 3"
+    assert (result["settings"][0]["brings_percent"], result["settings"][0]["do"]) == (100, mark)
+    assert result["limit"].startswith("compute")
+    # Packed rows have more tokens per step, and yet padding is what limits the run.
+    said = examined(variants={"packed": other["more"]})["limit"]
+    assert said.startswith("padding: each row of a batch") and said.endswith(f".strategy: best-fit-decreasing; {mark}")
+
+
 def test_wrong_supervision_is_named_before_slowness():
     finding = {
         "severity": "warns",
@@ -154,15 +165,17 @@ def test_the_table_shows_what_is_measured_and_expected_and_how_it_is_known():
     said = as_markdown(examined([finding], variants, micro_batch_rows=1, rounds=2))
     for line in (
         "- warns: sft.demo: something; look",
-        "On cpu: 2,000 tokens/s, 45% of the device's peak (4,444 tokens/s); 2.00 GB (2.20 expected). Rounds: 2.",
-        "| micro-batch | 1 rows x 2 | +100.0 |  | measured | sft.demo.training.micro_batch_rows: auto, or 4 |",
-        "| fused-optimizer | training.optimizer: adamw_torch (tried adamw_torch_fused) | +22.0 (+21.0 to +23.0) | 2.00 "
+        "On cpu: 2,000 tokens/s, 45% of the device's peak (4,444 tokens/s); 2.00 GB (2.20 expected); loss 3.000 after 1,050 "
+        "tokens. Rounds: 2.",
+        "| micro-batch | 1 rows x 2 | +100.0 |  |  | measured | sft.demo.training.micro_batch_rows: auto, or 4 |",
+        "| fused-optimizer | training.optimizer: adamw_torch (tried adamw_torch_fused) | +22.0 (+21.0 to +23.0) | 2.00 | 3.000 "
         "| measured | sft.demo.training.optimizer: adamw_torch_fused |",
-        "| packing | on, 99.0% of the rows' positions hold tokens (one document a row: 19.5%) | +1.0 |  | counted |  |",
-        "| attention kernel | sdpa; 10% of a step, so at most +11% |  |  | estimated |  |",
+        "| packing | on, 99.0% of the rows' positions hold tokens (one document a row: 19.5%) | +1.0 |  |  | counted |  |",
+        "| attention kernel | sdpa; 10% of a step, so at most +11% |  |  |  | estimated |  |",
         "Of a step: 10% attention, 10% optimizer, 50% products, 10% copies, 15% other, 5% waiting.",
     ):
         assert line in said
     noted = examined(variants={"packed": [measured(2000.0, device="NVIDIA H100")]}, micro_batch_rows=3)
     assert json.dumps(noted, allow_nan=False)
-    assert "| micro-batch | 3 rows x 2 |  |  | not known here |  |" in as_markdown(noted)
+    assert "Note: between timings, devices differed" in as_markdown(noted)
+    assert "| micro-batch | 3 rows x 2 |  |  |  | not known here |  |" in as_markdown(noted)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from snaketune.engine.model import device_speed
-from snaketune.engine.model.device_speed import PEAKS, TERA, known_peak, measured_peak, peak_of
+from snaketune.engine.model.device_speed import PEAKS, TERA, known_peak, measured_peak, peak_of, probe
 from snaketune.engine.model.devices import Compute
 from tests.models.conftest import CPU
 
@@ -87,3 +87,15 @@ def test_unknown_devices_are_measured_without_drawing_random_numbers():
     assert peak.source == f"measured matrix product, float32, {threads} thread{'s' if threads > 1 else ''}"
     assert peak.flops_per_second > 1e8
     assert peak_of(CPU) is peak
+
+
+def test_a_probe_uses_one_thread_and_changes_nothing(tmp_path):
+    before, state = torch.get_num_threads(), torch.random.get_rng_state()
+    torch.set_num_threads(2)
+    try:
+        actual = probe(torch.device("cpu"), tmp_path)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert all(value > 0 for value in actual.values())
+    assert torch.equal(torch.random.get_rng_state(), state) and not list(tmp_path.iterdir())

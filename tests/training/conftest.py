@@ -14,9 +14,11 @@ from accelerate.utils import memory
 from snaketune.artifacts.manifest import Artifact
 from snaketune.engine import throughput
 from snaketune.engine.model import logprobs, selftest
-from snaketune.engine.model.device_speed import Peak
+from snaketune.engine.model.device_speed import Peak, probe
+from snaketune.training import pipeline
 from snaketune.training.autotune import machine_check
 from snaketune.training.reference import kept_units
+from tests.models.conftest import CPU
 from tests.tokenization.small_tokenizers import tokenizer_artifact
 from tests.workflow.conftest import made_once
 
@@ -28,9 +30,15 @@ PEAK = Peak(flops_per_second=1e11, source="measured matrix product, float32, 1 t
 WITH = ("hjson", "py-cpuinfo", "ninja", "msgpack", "einops")
 
 
+@pytest.fixture(scope="session")
+def probed(tmp_path_factory) -> dict[str, float]:
+    return probe(CPU.device, tmp_path_factory.mktemp("probe"))
+
+
 @pytest.fixture(autouse=True)
-def machine_measured_once(monkeypatch):
+def machine_measured_once(monkeypatch, probed):
     """For hundreds of trainings; `tests/models` measures machines, models and their memory."""
+    monkeypatch.setattr(pipeline, "probe", lambda device, state: probed)
     # Without units for bfloat16, its matrix products alone take eight seconds.
     monkeypatch.setattr(throughput, "peak_of", lambda compute: PEAK)
     # Each training searches for garbage twice.

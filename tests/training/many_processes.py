@@ -202,7 +202,7 @@ def run_all(plans: list[Plan], root: Path) -> None:
     PREFERENCES.extend((pairs, referenced(root / "pairs/logps", pairs, model)))
     os.environ["ACCELERATE_USE_CPU"] = "true"
     load_model._device_for_4_bits = lambda: "cpu"
-    prepare_forks()
+    prepare_forks(root)
     for plan in plans:
         began = time.monotonic()
         if plan.since:

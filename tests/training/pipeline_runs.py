@@ -15,7 +15,7 @@ from snaketune.config.base_models import Scratch
 from snaketune.config.lora import Lora
 from snaketune.config.training_runs import Training
 from snaketune.engine.features import TrainingFeatures
-from snaketune.engine.model.device_speed import peak_of
+from snaketune.engine.model.device_speed import peak_of, probe
 from snaketune.engine.model.devices import Compute
 from snaketune.engine.packing.rows import PackedRows
 from snaketune.engine.packing.shards import documents_schema, list_columns, row_batch, schema
@@ -39,8 +39,10 @@ class Interrupted(BaseException):
     """Stands for a killed process."""
 
 
-def prepare_forks() -> None:
+def prepare_forks(folder: Path) -> None:
     """Measure the machine once for all forks of this process, and let them share its memory with it."""
+    probed = probe(CPU.device, folder)
+    pipeline.probe = lambda device, state: probed
     peak_of(CPU)
     # A fork's search for garbage would otherwise copy all that is in memory.
     gc.collect()

@@ -207,7 +207,7 @@ def main(root: Path) -> None:
     # Only trackers, which no process but an attempt's imports, read these.
     os.environ |= {"HOME": str(root / "home"), "PYTHONWARNINGS": "ignore"}
     warnings.simplefilter("ignore")
-    prepare_forks()
+    prepare_forks(root)
     exits = [in_a_process(attempt, root, how) for how in plan["attempts"]]
     (root / "exits.json").write_text(json.dumps(exits))
     if plan["held"]:

@@ -42,11 +42,13 @@ def check(result: dict, timings: dict[str, Path], table: str) -> None:
     assert result["now"]["tokens_per_second"]["median"] > 0 and result["now"]["gain_percent"]["median"] == 0
     assert result["now"]["mfu"] > 0 and result["now"]["expected_memory_gb"] > 0
     (row,) = [one for one in result["settings"] if one["setting"] == "one-row"]
-    assert row["figures"]["tokens_per_second"]["median"] > 0
+    # The same rows in the same order: the batch plan changes a loss in its last bits.
+    assert row["figures"]["loss"]["median"] == pytest.approx(result["now"]["loss"]["median"], rel=1e-4)
     assert sum(result["parts"].values()) == pytest.approx(1, abs=0.01) and result["parts"]["products"] > 0
     assert f"What limits it: {result['limit']}." in table
     measured = json.loads((timings["one-row"] / "measured.json").read_text(encoding="utf-8"))
     assert (measured["micro_batch_rows"], measured["accumulation"], measured["steps"]) == (1, 4, 5)
+    assert set(measured["probe"]) == {"matmul_flops_per_second", "copy_bytes_per_second", "disk_bytes_per_second"}
     assert (timings["baseline"] / "trace.json.gz").is_file()
     assert json.loads((timings["baseline"] / "measured.json").read_text(encoding="utf-8"))["steps"] == 5 + 2
 

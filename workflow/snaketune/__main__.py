@@ -7,6 +7,7 @@ if __name__ == "__main__":
 
 # isort: split
 import argparse
+import json
 import os
 import shlex
 import signal
@@ -21,6 +22,7 @@ from snaketune.stages.cache.code_digest import accept, code_digest
 from snaketune.stages.cache.libraries import quiet_libraries
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.host.disk_errors import disk_error_message
+from snaketune.stages.job import result_at
 from snaketune.stages.loaded_job import read_job
 from snaketune.stages.run import run
 from snaketune.stages.table import STAGES
@@ -64,10 +66,25 @@ def _run_command(options: argparse.Namespace) -> int:
                 print(f"{file} holds plain values only")
         case "accept":
             accept(lambda stage: code_digest(STAGES[stage].module) if stage in STAGES else None, WORK_ROOT.parent)
+        case "export-ref-logps":
+            from snaketune.publishing.export_ref_logps import export_ref_logps
+
+            ref_logps, pack, corpus = (result_at(path) for path in (options.ref_logps, options.pack, options.corpus))
+            written = export_ref_logps(ref_logps, pack, corpus, options.split, options.out)
+            print(f"{written} pairs in {options.out}")
         case "push":
             from snaketune.publishing.push import push, requested_models
 
             push(requested_models(options.names, options.configfile, options.models), dry_run=options.dry_run)
+        case "doctor":
+            from snaketune.diagnostics import node_comparison
+
+            if not options.nodes:
+                print(json.dumps(node_comparison.measure_node(Path())))
+                return 0
+            nodes = node_comparison.measure_nodes(options.nodes)
+            none = f"no node is more than {node_comparison.TOLERANCE:.0%} from the median"
+            print(node_comparison.table(nodes), "", *(node_comparison.describe_outliers(nodes) or [none]), sep="\n")
         case stage:
             job = read_job(options.job_file)
             if job.stage.name != stage:
@@ -137,6 +154,15 @@ def _parser() -> argparse.ArgumentParser:
     preview.add_argument("--corpora", help=argparse.SUPPRESS)
     clean = commands.add_parser("clean", help="list old work folders and what removing them frees, or remove them")
     clean.add_argument("--remove", action="store_true", help="remove them; without this, only list them")
+    export = commands.add_parser(
+        "export-ref-logps", help="pairs with their reference log-probabilities, for TRL's DPOTrainer"
+    )
+    for name, what in (("ref-logps", "log-probabilities"), ("pack", "pairs"), ("corpus", "corpus of the pairs")):
+        export.add_argument(f"--{name}", required=True, type=Path, metavar="MANIFEST", help=f"of the {what}")
+    export.add_argument("--split", choices=("train", "held_out"), default="train", help="(default: train)")
+    export.add_argument(
+        "--out", required=True, type=Path, metavar="FILE", help="a file name that ends in .parquet or .jsonl"
+    )
     push = commands.add_parser("push", help="upload models to the Hub, as configured under `push:`")
     push.add_argument("names", nargs="*", metavar="NAME", help="entries of `push:` (default: all)")
     push.add_argument("--dry-run", action="store_true", help="list files, sizes and digests; upload nothing")
@@ -146,6 +172,10 @@ def _parser() -> argparse.ArgumentParser:
     push.add_argument("--models", metavar="JSON", help="the content of `push:`, given by the rule instead of a config")
     check = commands.add_parser("check", help="check that config files hold plain values only; nothing in them is run")
     check.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON or YAML")
+    doctor = commands.add_parser("doctor", help="measure this node, or find the slow ones of a cluster's nodes")
+    doctor.add_argument(
+        "--nodes", type=int, default=0, metavar="N", help="measure N nodes of SLURM instead of this one"
+    )
     commands.add_parser("accept", help="accept code changes: all results count as made with the current code")
     return parser
 

@@ -3,7 +3,7 @@
 Measured are the run as it is (two steps with torch.profiler), its curve of micro-batches, and the variants that were tried.
 What isn't measured is counted from the rows or estimated, and marked as such.
 
-    doctor.json    key, limit, findings, settings, now (what the run does as it is), parts
+    doctor.json    key, limit, findings, settings, now (what the run does as it is), parts, notes
     doctor.md      the same as a table, the largest effect first
 """
 
@@ -18,7 +18,9 @@ from snaketune.diagnostics.settings import (
     WORTH,
     Setting,
     Timing,
+    compared_tokens,
     figures_of,
+    machine_notes,
     micro_batch,
     padding,
     parts_of_step,
@@ -44,7 +46,7 @@ STAGE = Stage(
 
 # Share of the device's peak from which a training counts as limited by compute.
 WELL_USED = 0.4
-COLUMNS = ("setting", "set to", "would bring %", "memory GB", "how it is known", "do")
+COLUMNS = ("setting", "set to", "would bring %", "memory GB", "loss", "how it is known", "do")
 
 
 def build(
@@ -91,11 +93,12 @@ def examine(
     key, baseline = spec.key, timings[spec.variants[0].name]
     prefixes = (f"{key}.", "corpora", "results", "operation", "flash")
     findings = [finding for finding in findings if finding["key"] == key or finding["key"].startswith(prefixes)]
-    result = {"key": key, "findings": findings, "settings": [], "now": None, "parts": {}}
+    result = {"key": key, "findings": findings, "settings": [], "now": None, "parts": {}, "notes": []}
     if unfit := next((timing["why"] for timing in baseline if not timing["fits"]), ""):
         return result | {"limit": f"memory: {unfit}"}
-    profiled = baseline[0]
-    settings = [tried(key, variant, timings[variant.name], baseline) for variant in spec.variants[1:]]
+    fitting = [timing for rounds in timings.values() for timing in rounds if timing["fits"]]
+    profiled, tokens = baseline[0], compared_tokens(fitting)
+    settings = [tried(key, variant, timings[variant.name], baseline, tokens) for variant in spec.variants[1:]]
     settings += [micro_batch(key, curve, profiled), *parts_of_step(profiled)]
     if not any(variant.baseline.get("packing.strategy") == "none" for variant in spec.variants):
         settings.append(padding(key, pack))
@@ -103,8 +106,9 @@ def examine(
     limit = _limit_of_speed(settings, profiled)
     if wrong := next((finding for finding in findings if finding["key"].endswith((".tokenizer", ".train_on"))), None):
         limit = f"what is learned: {wrong['key']}: {wrong['found']}. As for speed: {limit}"
-    now = figures_of(baseline, baseline) | {
+    now = figures_of(baseline, baseline, tokens) | {
         "tokens_per_second_at_peak": round(profiled["tokens_per_second"] / max(1e-9, profiled["mfu"])),
+        "tokens_of_loss": round(tokens),
         "rounds": len(baseline),
         **{name: profiled[name] for name in ("mfu", "expected_memory_gb", "device")},
     }
@@ -113,6 +117,7 @@ def examine(
         "settings": [asdict(setting) for setting in settings],
         "now": now,
         "parts": profiled["parts"],
+        "notes": machine_notes(fitting),
     }
 
 
@@ -144,18 +149,20 @@ def as_markdown(result: dict[str, Any]) -> str:
         expected = f" ({now['expected_memory_gb']:.2f} expected)" if now["expected_memory_gb"] else ""
         lines += [
             f"On {now['device']}: {_text(now['tokens_per_second'], ',.0f')} tokens/s, {now['mfu']:.0%} of the device's peak "
-            f"({now['tokens_per_second_at_peak']:,} tokens/s); {_text(now['memory_gb'], '.2f')} GB{expected}. "
-            f"Rounds: {now['rounds']}.",
+            f"({now['tokens_per_second_at_peak']:,} tokens/s); {_text(now['memory_gb'], '.2f')} GB{expected}; "
+            f"loss {_text(now['loss'], '.3f')} after {now['tokens_of_loss']:,} tokens. Rounds: {now['rounds']}.",
             "",
         ]
     lines += [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for setting in result["settings"]:
         figures = setting["figures"] or {"gain_percent": setting["brings_percent"]}
-        brings, memory = _text(figures.get("gain_percent"), "+.1f"), _text(figures.get("memory_gb"), ".2f")
-        cells = (setting["setting"], setting["set_to"], brings, memory, setting["how"], setting["do"])
+        digits = {"gain_percent": "+.1f", "memory_gb": ".2f", "loss": ".3f"}
+        brings, memory, loss = (_text(figures.get(name), shown) for name, shown in digits.items())
+        cells = (setting["setting"], setting["set_to"], brings, memory, loss, setting["how"], setting["do"])
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     if result["parts"]:
         lines += ["", "Of a step: " + ", ".join(f"{share:.0%} {part}" for part, share in result["parts"].items()) + "."]
+    lines += ["", *(f"Note: {note}." for note in result["notes"])] if result["notes"] else []
     return "\n".join([*lines, "", f"What limits it: {result['limit']}."]) + "\n"
 
 

@@ -6,10 +6,11 @@
 It trains with the same rows, order and schedule as the run that it measures, and ends early. The device is only waited for at
 the end of each window, where the Trainer logs a line, so that steps within a window overlap as usual.
 
-    measured.json    fits, tokens_per_second, memory_gb, expected_memory_gb, waited_share, mfu, parts …
+    measured.json    fits, windows, tokens_per_second, memory_gb, expected_memory_gb, waited_share, mfu, parts, probe …
     trace.json.gz    for chrome://tracing and Perfetto, if the spec has `profile`
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,10 +21,12 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
 from snaketune.diagnostics.settings import MEASURED
 from snaketune.engine.features import TrainingFeatures
+from snaketune.engine.model.device_speed import probe
 from snaketune.engine.model.devices import keep_freed_memory
 from snaketune.engine.throughput import GB
 from snaketune.errors import SnaketuneError
 from snaketune.files import write_json
+from snaketune.stages.cache.libraries import installed_version
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.findings import report_findings
 from snaketune.stages.outcome import Outcome
@@ -65,7 +68,10 @@ def time_training(
         if run.compute.device.type == "cpu":
             keep_freed_memory()
         expected = check.estimate and check.estimate.expected
-        measured = _measure(training, spec) | {"expected_memory_gb": expected and round(expected / GB, 3)}
+        measured = _measure(training, spec) | {
+            "expected_memory_gb": expected and round(expected / GB, 3),
+            "probe": probe(run.compute.device, work.state),
+        }
     if is_main_process():
         write_json(work.payload / MEASURED, measured)
     return Outcome(counts={"steps": measured.get("steps", 0)}, about=run.compute.about())
@@ -123,6 +129,11 @@ def _measure(training: PreparedTraining, spec: TimingSpec) -> dict[str, Any]:
             timed.profiler.export_chrome_trace(str(training.run.work.payload / TRACE))
         return {
             "fits": True,
+            # A diverging run is timed like others; JSON has no value for its loss.
+            "windows": [
+                {"tokens": seen, "loss": line["loss"] if math.isfinite(line["loss"]) else None}
+                for seen, line in zip(tokens, lines, strict=True)
+            ],
             "steps": trainer.state.global_step,
             "tokens_per_second": throughput["tokens_per_second_median"],
             "memory_gb": throughput["peak_memory_gb"],
@@ -135,6 +146,7 @@ def _measure(training: PreparedTraining, spec: TimingSpec) -> dict[str, Any]:
             "accumulation": args.gradient_accumulation_steps,
             "gradient_checkpointing": args.gradient_checkpointing,
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            "libraries": {name: installed_version(name) for name in ("torch", "transformers")},
         }
 
 

@@ -19,6 +19,7 @@ from snaketune.engine.fsdp import shard
 from snaketune.engine.held_out import HeldOut, why_not_measurable
 from snaketune.engine.measurements import HeldOutSettings, has_its_best
 from snaketune.engine.model.adapters import leave_casts_to_autocast, load_adapter_weights
+from snaketune.engine.model.device_speed import probe
 from snaketune.engine.model.devices import Compute, deterministic_algorithms, keep_freed_memory
 from snaketune.engine.model.forward import inner_model, without_dropout
 from snaketune.engine.model.machine import is_out_of_memory, processor
@@ -53,6 +54,9 @@ from snaketune.training.preflight_record import read_preflight_findings
 from snaketune.training.prepared import PreparedTraining, TrainingRun
 from snaketune.training.save_model import save_trained
 from snaketune.training.trainer_arguments import training_arguments
+
+# Shorter trainings aren't worth the second that a probe of the machine takes.
+PROBED_SECONDS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,6 +263,7 @@ def train(training: PreparedTraining) -> Outcome:
             "processor": processor(),
             "threads": torch.get_num_threads(),
             "processes": trainer.args.world_size,
+            **({"probe": probe(compute.device, run.work.state)} if took > PROBED_SECONDS else {}),
             **asdict(plan),
             "calibration": curve if curve and curve["trials"] else None,
             "slower_than_best_percent": slowdown_percent(plan, curve) if curve else None,

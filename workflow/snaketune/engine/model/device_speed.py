@@ -1,18 +1,25 @@
-"""How fast a device is: its peak matmul throughput, the reference for model FLOPs utilization.
+"""How fast a device is: its peak matmul throughput, the reference for model FLOPs utilization; and a probe of machines.
 
-Peaks of known GPUs come from a table of data sheets, everything else is measured.
+Peaks of known GPUs come from a table of data sheets, everything else is measured. The probe takes half a second and is the same
+everywhere, so that figures of one kind of device can be compared between nodes, to detect one that is hot, shared or throttled.
 """
 
+import os
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import torch
 
 from snaketune.engine.model.devices import Compute
 
 TERA = 10**12
+COPY_BYTES, READ_BYTES = 2**27, 2**25
+COPIES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,3 +132,47 @@ def _finished(device: torch.device) -> float:
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter()
+
+
+def probe(device: torch.device, folder: Path) -> dict[str, float]:
+    """Measure FLOP/s of a square matmul (in float32 with one thread on a CPU, else in bfloat16, whatever the training's
+    data type), and bytes per second of a memory copy (read plus written) and of a read from the disk of `folder`."""
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    threads = torch.get_num_threads()
+    # One thread, so that figures don't depend on the number of threads of a training.
+    torch.set_num_threads(1)
+    try:
+        matmul = measured_peak(device, dtype, str(dtype).removeprefix("torch."), 1)
+        return {
+            "matmul_flops_per_second": matmul.flops_per_second,
+            "copy_bytes_per_second": _copy(device),
+            "disk_bytes_per_second": _disk(folder),
+        }
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _copy(device: torch.device) -> float:
+    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device).zero_()
+    target = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(COPIES):
+        started = time.perf_counter()
+        target.copy_(source)
+        best = min(best, _finished(device) - started)
+    return round(2 * COPY_BYTES / best)
+
+
+def _disk(folder: Path) -> float:
+    """Return the read throughput of a new file that is evicted from the page cache, as far as the system allows that."""
+    with NamedTemporaryFile(dir=folder) as file:
+        file.write(os.urandom(READ_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+        with suppress(AttributeError, OSError):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        started = time.perf_counter()
+        with Path(file.name).open("rb", buffering=0) as reopened:
+            while reopened.read(2**20):
+                pass
+        return round(READ_BYTES / (time.perf_counter() - started))
