@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -275,13 +276,17 @@ class Results(DataResults):
         self,
         *,
         backwards: bool = False,
+        compared: Sequence[Path] = (),
+        compared_runs: Sequence[Path] = (),
+        compared_evals: Sequence[Path] = (),
         **spec: Any,
     ) -> tuple[Outcome, Path]:
         """Build the report of all results, given in order or `backwards`. Return its outcome and the folder of its pages."""
         self.built += 1
         work = WorkFolder(self.folder / f"work-{self.built}")
         work.start()
-        outcome = build(ReportSpec(jobs=self.named(backwards), **spec), work, **self.files(backwards))
+        others = {"compared": compared, "compared_runs": compared_runs, "compared_evals": compared_evals}
+        outcome = build(ReportSpec(jobs=self.named(backwards), **spec), work, **self.files(backwards), **others)
         return outcome, work.payload
 
 

@@ -1,6 +1,8 @@
 """The numbers in the tables: they add up, and the page says so if they don't."""
 
 import csv
+import json
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +37,35 @@ def source(**counts: int) -> dict[str, Any]:
     return {"files": ["a"], "quarantined": 0, "dropped": {}, "layouts": {}} | counts
 
 
+def test_rows_add_up_from_reading_to_packing(sweep_pages):
+    rows: Counter[tuple[str, ...]] = Counter()
+    tokens: Counter[tuple[str, ...]] = Counter()
+    for line in table(sweep_pages / "data.csv"):
+        key = line["stage"], line["name"], line["source"], line["what"]
+        rows[key] += int(line["rows"] or 0)
+        tokens[key] += int(line["tokens"] or 0)
+    for stage, name, source in {key[:3] for key in rows if key[0] in ("corpus", "pack")}:
+        incoming, outgoing = (
+            sum(rows[stage, name, source, what] for what in parts)
+            for parts in (("read", "extra", "repeated"), ("joined", "quarantined", "dropped", "kept"))
+        )
+        assert incoming == outgoing, (name, source)
+    for name in {key[1] for key in tokens if key[0] == "pack"}:
+        outgoing = sum(
+            tokens["pack", name, "", what]
+            for what in ("dropped", "truncated", "shared prompts", "shared answers", "kept")
+        )
+        assert tokens["pack", name, "", "read"] == outgoing, name
+    assert rows["corpus", "chat", "", "kept"] == rows["pack", "chat-demo-128-aa", "", "read"]
+    assert rows["corpus", "chat", "", "quarantined"] == rows["corpus", "chat", "chat.jsonl", "quarantined"] == 3
+    assert rows["pack", "chat-demo-128-aa", "", "dropped"] == 3
+    assert tokens["pack", "chat-demo-128-aa", "", "truncated"] == 20
+    assert tokens["pack", "pairs-demo-128-cc", "", "shared prompts"] == 50
+    assert tokens["pack", "pairs-demo-128-cc", "", "shared answers"] == 3
+    assert rows["tokenize", "chat-tokens-aa", "", "tokenized"] == 80
+    assert rows["corpus", "chat", "", "rows that hit"] == 2
+
+
 def test_ignored_columns_are_listed_with_their_rows(results):
     counts = {"read": 5, "kept": 5, "ignored": {"id": 1, "messages[].weight": 5}}
     results.corpus("chat", train=5, held_out=0, sources=[source(**counts), source(read=0, kept=0)])
@@ -42,6 +73,8 @@ def test_ignored_columns_are_listed_with_their_rows(results):
     page = (pages / "corpus.html").read_text("utf-8")
     assert "Ignored in a: <code>messages[].weight</code> (5 rows), <code>id</code> (1 rows)." in page
     assert page.count("Ignored in") == 1
+    found = {line["reason"]: line["rows"] for line in table(pages / "data.csv") if line["what"] == "ignored"}
+    assert found == {"messages[].weight": "5", "id": "1"}
 
 
 def test_parts_of_a_tokenized_corpus_are_one(sweep):
@@ -222,6 +255,8 @@ def test_scores_side_by_side(sweep, sweep_pages):
     rows = {(row["evaluation"], row["on"], row["measure"]): row for row in table(sweep_pages / "evaluation.csv")}
     assert rows["main", "chat", "exact match: counting"]["sft:small"] == "0.5"
     assert rows["main", "chat", "exact match"]["sft:raw"] == ""
+    scores = json.loads((sweep_pages / "evaluation.json").read_text("utf-8"))
+    assert scores["main"]["base:small"]["preferences"]["pairs"]["reward_accuracy"] is None
 
 
 def test_samples_are_round_robin_over_tasks_with_all_models(results):

@@ -1,10 +1,31 @@
-"""Changes by DPO in held-out pairs: before and after, and flipped pairs."""
+"""Changes by DPO in held-out pairs: before and after, by source, and flipped pairs."""
 
 import pytest
 from invented_results import Results
-from invented_sweeps import MARGINS, MOVED, result_set, sft_and_pairs
+from invented_sweeps import MARGINS, MOVED, result_set, sft_and_pairs, table
 
 from snaketune.report.data.preference_shift import flips, preference_changes
+
+
+def test_changes_are_broken_down_by_source(results):
+    made = sft_and_pairs(results)
+    counts = {"read": 40, "quarantined": 0, "kept": 40, "dropped": {}, "extra": 0, "joined": 0, "repeated": 0}
+    sources = [counts | {"files": [name], "layouts": {}} for name in ("one/<b>.jsonl", "two.jsonl")]
+    results.corpus("pairs", kind="preferences", sources=sources)
+    results.dpo("a", *made, spec={"beta": 0.5})
+    results.pairs("main/dpo-a", MOVED, reference=MARGINS, sources=2)
+    results.evaluate("main/dpo-a", by_source={str(number): {"reward_accuracy": number / 4} for number in (1, 0)})
+    (change,) = preference_changes(result_set(results))
+    first, second = change.by_source()
+    # up and high; down and low.
+    assert (first["name"], first["pairs"], first["before"], first["after"]) == ("0: one/<b>.jsonl", 2, 0.5, 1.0)
+    assert (second["name"], second["pairs"], second["before"], second["after"]) == ("1: two.jsonl", 2, 0.5, 0.0)
+    assert first["chosen"] == pytest.approx(0.5 * 10 * (0.8 + 0.5) / 2) and first["rejected"] == 0
+    _, pages = results.report()
+    page = (pages / "preferences.html").read_text("utf-8")
+    assert "0: one/&lt;b&gt;.jsonl" in page and "50% → 100%" in page
+    shares = {row["measure"]: row["dpo:a"] for row in table(pages, "evaluation") if "source" in row["measure"]}
+    assert shares == {f"reward accuracy: source {number}": str(number / 4) for number in (0, 1)}
 
 
 @pytest.mark.figures
@@ -16,6 +37,8 @@ def test_a_tie_is_half_a_preference(results):
     ties = dict.fromkeys(MARGINS, 0.0)
     results.pairs("main/dpo-a", ties, reference=ties, sources=2)
     results.evaluate("main/dpo-a")
+    (change,) = preference_changes(result_set(results))
+    assert [(one["before"], one["after"]) for one in change.by_source()] == [(0.5, 0.5)] * 2
     _, pages = results.report()
     assert "chosen preferred per token in 50% → 50%" in (pages / "preferences.html").read_text("utf-8")
 

@@ -89,12 +89,12 @@ def test_the_pages_of_a_graph_follow_from_its_stages(tmp_path, monkeypatch):
         "corpora": {"chat": {"kind": "conversations", "sources": [{"files": ["chat.jsonl"]}]}},
         "tokenizers": {"demo": {"train": {"corpora": ["chat"], "model": "bpe", "vocab_size": 400}}},
     }
-    assert list(pages_of(JobGraph(*load(config)))) == ["index.html", "corpus.html"]
+    assert list(pages_of(JobGraph(*load(config)))) == ["index.html", "data.csv", "corpus.html"]
 
 
 def test_every_page_has_a_caption():
     captions = Path(__file__).parents[2] / "workflow" / "report"
-    promised = {caption for _, caption in pages_for(STAGES).values()}
+    promised = {caption for _, caption in pages_for(STAGES, compared=True).values()}
     assert {path.stem for path in captions.glob("*.rst")} == promised
     assert all(len((captions / f"{name}.rst").read_text("utf-8").split()) > 30 for name in promised)
 
@@ -107,7 +107,7 @@ def test_the_same_results_give_the_same_bytes_in_any_order(sweep, sweep_pages):
         for pages in (again, sweep_pages)
     ]
     assert files[0] == files[1]
-    assert "answers.csv" in files[0]
+    assert {"data.csv", "evaluation.json", "side_by_side/main/chat/blind.csv"} <= {*files[0]}
 
 
 @pytest.mark.figures
@@ -129,7 +129,7 @@ def test_pages_load_no_external_resources(sweep_pages):
     for name in HTML:
         page = (sweep_pages / name).read_text("utf-8")
         assert not {"script", "link", "img"} & Elements(page).tags
-        assert not re.search(r"@import|url\((?!#)|(?:src|href)=\"(?!#|[a-z]+\.(?:html|csv)\")", page)
+        assert not re.search(r"@import|url\((?!#)|(?:src|href)=\"(?!#|[a-z]+\.(?:html|csv|json)\"|side_by_side/)", page)
 
 
 def test_pages_lead_to_each_other(sweep_pages):
@@ -235,6 +235,34 @@ def test_throughput_is_shown_as_mfu(results):
     page = (pages / "index.html").read_text("utf-8")
     mfu = "MFU 52.1%: 6 x 6.82M parameters + attention, of 171 GFLOP/s (measured matrix product, float32, 1 thread)"
     assert f"22 k tokens/s, {mfu}, 0.914 GB resident in the process" in page
+
+
+@pytest.mark.figures
+def test_calibration_is_drawn_and_the_batch_plan_is_shown(results):
+    tokenizer = results.tokenizer()
+    pack = results.pack("chat-demo-128-aa", results.corpus("chat"), tokenizer)
+    trials = [
+        {"micro_batch_rows": rows, "gradient_checkpointing": False, "fits": True, "tokens_per_second": speed,
+         "peak_bytes": rows * 10**9}
+        for rows, speed in ((1, 5000.0), (2, 8000.0), (4, 10000.0))
+    ]  # fmt: skip
+    trials.append({"micro_batch_rows": 8, "gradient_checkpointing": False, "fits": False, "why": "CUDA out of memory."})
+    curve = {"device": "a card", "memory_bytes": 6 * 10**9, "trials": trials, "best": trials[2]}
+    facts = {
+        "measured": {"micro_batch_rows": 2, "calibration": curve, "slower_than_best_percent": 20.0},
+        "unmeasured": {"micro_batch_rows": 1, "calibration": None, "slower_than_best_percent": None},
+    }
+    for name, entries in facts.items():
+        results.sft(name, pack, tokenizer)
+        path = results.folder / f"results/sft/{name}/run.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"gradient_checkpointing": False} | entries))
+    _, pages = results.report()
+    page = (pages / "index.html").read_text("utf-8")
+    assert "micro-batches of 2 rows (20% slower than the best measured)" in page
+    assert "micro-batches of 1 row" in page
+    assert "Peak memory by micro-batch size: 2 GB at most (a card, 6 GB)" in page
+    assert "8,000 tokens/s with 2 rows" in page
+    assert "rows per micro-batch (x: out of memory, ring: used)" in page
 
 
 def test_values_that_are_null_or_nan(results):

@@ -8,14 +8,16 @@ import pytest
 from snaketune.publishing.results import Result
 from snaketune.report.compare.measures import Measure
 from snaketune.report.data.corpus_flow import CorpusFlow, RowCounts
+from snaketune.report.data.packing_flow import PackFlow, SplitFlow
 from snaketune.report.judge.data_rules import (
     corpus_findings,
     difference_findings,
+    pack_findings,
     prompt_findings,
     sweep_findings,
 )
 from snaketune.report.judge.findings import ReportFinding, groups, steps
-from snaketune.report.judge.training_rules import TrainingFacts, parse_findings, training_findings
+from snaketune.report.judge.training_rules import TrainingFacts, parse_findings, slow_nodes, training_findings
 from snaketune.report.judge.verdict import Difference, Verdict
 from snaketune.stages.specs import ReportedJob
 
@@ -33,6 +35,21 @@ def ran(name: str = "a", config_key: str = "", **run) -> Result:
 RUN = TrainingFacts(
     run=ran(), epochs=3.0, loss=(2.0, 1.0), chosen=(-1.0, -1.05), held_out={"chat": (3.0, 1.2)}
 )  # fmt: skip
+SPLIT = SplitFlow(
+    split="train", read=100, read_tokens=1000, kept=100, documents=100, tokens=1000, supervised=300, dropped={},
+    dropped_tokens={}, truncated={"rows": 0, "tokens": 0}, split_up={"rows": 0, "pieces": 0}, shared={}, mismatched=0,
+    rows=2, capacity=1024, lost_to_length={"rows": 0, "tokens": 0, "enough": 1024},
+)  # fmt: skip
+PACK = PackFlow(
+    name="chat-512",
+    kind="sft",
+    length=512,
+    overflow="drop",
+    corpus="chat",
+    tokenizer="demo",
+    tokenized=None,
+    splits=[SPLIT],
+)
 CORPUS = CorpusFlow(
     name="chat", kind="conversations", quarantined={"not_json": 2}, kept={"train": 898, "held_out": 100}, sources=[],
     rows=RowCounts(read=1000, extra=0, repeated=0, joined=0, quarantined=2, dropped={}, kept=998),
@@ -40,6 +57,10 @@ CORPUS = CorpusFlow(
     near_duplicates=None, contamination=None, characters=None,
 )  # fmt: skip
 COLLAPSE = {"kind": "collapse", "step": 20, "text": "is collapsing", "at_end": {"text": "has collapsed"}}
+
+
+def of_split(split: SplitFlow) -> list[ReportFinding]:
+    return list(pack_findings(replace(PACK, splits=[split]), "sft.a.packing"))
 
 
 @dataclass(frozen=True)
@@ -66,7 +87,7 @@ def of_prompts(prompts: Prompts) -> list[ReportFinding]:
 
 
 # The rules, healthy facts, changes that make one fire, its kind, a part of its message, and the key that it names.
-TRAINING = training_findings, RUN
+TRAINING, DATA = (training_findings, RUN), (of_split, SPLIT)
 FIRES = [
     (*TRAINING, {"run": ran(stopped={"step": 40, "reason": "kl 60"})}, "stopped early", "step 40: kl 60",
      "dpo.a.training.learning_rate"),
@@ -84,6 +105,12 @@ FIRES = [
     (*TRAINING, {"run": ran(waited_for_data_s=20.0)}, "waited for data", "20% of its time", "dpo.a.operation.load_in_memory"),
     (*TRAINING, {"run": ran(slower_than_best_percent=35.0)}, "slow micro-batch", "35% slower than the best",
      "dpo.a.training.micro_batch_rows"),
+    (*DATA, {"lost_to_length": {"rows": 10, "tokens": 260, "enough": 1024}}, "tokens lost", "26% of the tokens don't fit",
+     "sft.a.packing.length"),
+    (*DATA, {"split": "held_out", "lost_to_length": {"rows": 10, "tokens": 260, "enough": 1024}}, "tokens lost",
+     "held out: 10% of the conversations", "sft.a.packing.length"),
+    (*DATA, {"supervised": 9}, "little supervised", "train: only 0.9% of the tokens", "sft.a.packing.train_on"),
+    (*DATA, {"split": "held_out", "supervised": 9}, "little supervised", "held out: only 0.9%", "sft.a.packing.train_on"),
     (corpus_findings, CORPUS,
      {"quarantined": {"not_json": 9, "empty": 1}, "rows": replace(CORPUS.rows, quarantined=10, kept=990)},
      "quarantined", "(1%) are quarantined: 9 not json", "corpora.chat.repair"),
@@ -107,9 +134,12 @@ def sweep(best: float, values: tuple[float, ...], others: int = 0) -> list[Repor
     betas = {f"dpo:{n}": value for n, value in enumerate((*values, *values[:1] * others))}
     label = next(label for label, value in betas.items() if value == best)
     run = SimpleNamespace(label=label, key="dpo.sweep")
-    measured = SimpleNamespace(values=dict.fromkeys(betas, 0.5))
+    scores = {one: 0.8 if one == label else 0.4 for one in betas}
     variants = SimpleNamespace(
-        best=label, sorted_by=measured, keys={"beta": {one: f"{b:g}" for one, b in betas.items()}}
+        best=label,
+        labels=sorted(betas, key=label.__ne__),
+        sorted_by=SimpleNamespace(values=scores),
+        keys={"beta": {one: f"{b:g}" for one, b in betas.items()}},
     )
     return list(sweep_findings(SimpleNamespace(of=lambda stage: [run]), variants))
 
@@ -119,7 +149,8 @@ def test_the_best_run_at_the_edge_or_of_many_is_a_finding():
     for best, which, further in ((0.4, "highest", "upwards: beta 0.8"), (0.1, "lowest", "downwards: beta 0.05")):
         (finding,) = sweep(best, (0.1, 0.2, 0.4))
         assert f"the {which} beta that was tried" in finding.message and further in finding.action
-        assert (finding.kind, finding.key) == ("edge of beta", "dpo.sweep.grid")
+        # The best run is ahead of the next one by half of its score.
+        assert (finding.kind, finding.key, finding.gain) == ("edge of beta", "dpo.sweep.grid", 0.5)
     (finding,) = sweep(0.2, (0.1, 0.2, 0.4), others=9)
     assert "the best of 12 runs" in finding.message
     assert (finding.kind, finding.key) == ("best of many runs", "eval")
@@ -178,6 +209,62 @@ def test_an_inconclusive_evaluation_is_too_small():
     )
     for one in (difference(-0.05, 0.05), difference(0.1, 0.5), difference(-0.2, 0.2, unit="nats")):
         assert list(difference_findings(one, verdict)) == []
+
+
+def probed(host: str, device: str = "NVIDIA H200", processor: str = "", **figures: float) -> dict:
+    return {"host": host, "device": device, "processor": processor, "probe": figures}
+
+
+def test_a_run_on_a_slow_host_is_reported_with_the_slow_figure():
+    runs = [
+        (f"sft:{n}", probed(f"node{n}", matmul_flops_per_second=7e14 + n * 1e12, disk_bytes_per_second=2e9))
+        for n in range(3)
+    ]
+    slow = probed("node9", matmul_flops_per_second=6e14, disk_bytes_per_second=2e9)
+    (finding,) = slow_nodes([*runs, ("dpo:slow", slow)])
+    assert finding.where == "dpo:slow"
+    assert finding.message == (
+        "ran on a slow node: matrix multiplication at 600 TFLOP/s, 14.4% below the median of 3 other hosts with "
+        "NVIDIA H200, 701 TFLOP/s"
+    )
+    assert slow_nodes(runs) == []
+    # Single disk reads of one host vary by a fifth.
+    other = probed("node9", matmul_flops_per_second=7e14, disk_bytes_per_second=1.6e9)
+    assert slow_nodes([*runs, ("dpo:slow", other)]) == []
+    (finding,) = slow_nodes([*runs, ("dpo:slow", probed("node9", disk_bytes_per_second=0.5e9))])
+    assert "disk read" in finding.message
+
+
+def test_a_host_is_compared_with_at_least_three_others_and_not_with_itself():
+    fast, slow = {"copy_bytes_per_second": 4e12}, {"copy_bytes_per_second": 1e12}
+    alone = [("sft:a", probed("one", **fast)), ("sft:b", probed("one", **fast)), ("sft:c", probed("one", **fast))]
+    assert slow_nodes([*alone, ("dpo:d", probed("one", **slow))]) == []
+    # One or two other hosts aren't enough, however many runs they have.
+    assert slow_nodes([*alone, ("dpo:d", probed("two", **slow))]) == []
+    assert slow_nodes([*alone, ("sft:e", probed("three", **fast)), ("dpo:d", probed("two", **slow))]) == []
+    runs = [*alone, ("sft:e", probed("three", **fast)), ("sft:f", probed("four", **fast))]
+    assert [one.where for one in slow_nodes([*runs, ("dpo:d", probed("two", **slow))])] == ["dpo:d"]
+    # Each host counts once, however many runs it has: by runs, the median of the others would be that of a slow host.
+    slow_runs = [(f"dpo:{n}", probed("two", **slow)) for n in range(9)]
+    finding = [one.where for one in slow_nodes([*runs, *slow_runs, ("dpo:d", probed("five", **slow))])]
+    assert finding == [*(label for label, _ in slow_runs), "dpo:d"]
+
+
+def test_hosts_with_different_devices_are_not_compared():
+    fast, slow = {"copy_bytes_per_second": 4e12}, {"copy_bytes_per_second": 1e12}
+    cards = [(f"sft:{n}", probed(f"node{n}", **fast)) for n in range(3)]
+    assert slow_nodes([*cards, ("sft:b", probed("other", "NVIDIA H100", **slow))]) == []
+    # CPUs are compared by processor; an unknown processor isn't compared.
+    cpus = [(f"sft:{n}", probed(f"node{n}", "cpu", "EPYC 9654", **fast)) for n in range(3)]
+    for processor, slow_runs in (("EPYC 7742", []), ("", []), ("EPYC 9654", ["sft:b"])):
+        finding = slow_nodes([*cpus, ("sft:b", probed("other", "cpu", processor, **slow))])
+        assert [one.where for one in finding] == slow_runs
+        assert all("with EPYC 9654" in one.message for one in finding)
+    unknown = [(f"sft:{n}", probed(f"node{n}", "cpu", **fast)) for n in range(3)]
+    assert slow_nodes([*unknown, ("sft:b", probed("other", "cpu", **slow))]) == []
+    # A missing or invalid figure, probe or host.
+    odd = [probed("other", copy_bytes_per_second="4"), {"probe": None, "device": "NVIDIA H200"}, probed("", **slow)]
+    assert slow_nodes([*cards, *((f"dpo:{n}", one) for n, one in enumerate(odd))]) == []
 
 
 def test_preflight_findings_have_location_key_and_action():

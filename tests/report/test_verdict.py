@@ -10,8 +10,15 @@ from invented_sweeps import result_set, sft_and_pairs
 from snaketune.artifacts.manifest import write_manifest
 from snaketune.publishing.results import Result
 from snaketune.report.compare.variants import compare_variants
+from snaketune.report.data.packing_flow import pack_flows
 from snaketune.report.data.results import logged_numbers
-from snaketune.report.judge.data_rules import prompt_findings, sweep_findings, swept_values
+from snaketune.report.judge.data_rules import (
+    pack_findings,
+    prompt_findings,
+    sweep_findings,
+    swept_values,
+    users_of_packs,
+)
 from snaketune.report.judge.findings import steps
 from snaketune.report.judge.headline import collect_findings, headline, judged_lineage
 from snaketune.report.judge.training_rules import training_findings, trainings
@@ -131,7 +138,7 @@ def test_the_verdict_has_the_reward_accuracy_of_a_model_whose_reference_was_not_
     assert verdict.sentence == "dpo:a is better than base:a on 1 of 3 measures; 2 are inconclusive."
 
 
-def test_intervals_of_a_unit_are_drawn_to_the_largest_of_them(results):
+def test_intervals_of_a_unit_have_one_scale_on_which_narrow_ones_are_seen(results):
     results.dpo("a", *sft_and_pairs(results))
     for model, right in (("base-a", 0.5), ("sft-a", 0.5), ("dpo-a", 0.6)):
         results.pairs(f"main/{model}", dict.fromkeys(PAIRS, -0.2))
@@ -139,9 +146,13 @@ def test_intervals_of_a_unit_are_drawn_to_the_largest_of_them(results):
     verdict = judged(results)
     found = [one for line in verdict.table for one in line.differences if one.interval]
     drawn = [one.positions(verdict.scales[one.measure.unit]) for one in found]
-    widest = max(found, key=lambda one: max(map(abs, one.interval)))
-    assert max(high for _, _, high in drawn) == pytest.approx(100) and min(low for low, _, _ in drawn) >= 0
-    assert verdict.shown_scales == f"±{100 * max(widest.interval):.1f} points"
+    assert all(0 <= low <= middle <= high <= 100 for low, middle, high in drawn)
+    furthest = max(abs(bound) for one in found for bound in one.interval)
+    assert furthest <= verdict.scales["share"] <= 2.5 * furthest
+    assert verdict.shown_scales == "±10 and ±40 points"
+    one = replace(found[0], interval=(0.01, 0.03))
+    low, _, high = one.positions(1.0)
+    assert low > 54 and high - low > 3
 
 
 def test_next_steps_are_those_that_gain_most_first(results):
@@ -205,6 +216,8 @@ def test_the_overview_begins_with_verdict_cost_warnings_and_steps(sweep_pages):
         "dpo:soft is better than base:small on all 3 measures.",
         "+83.3 points",
         "GPU hours",
+        "8.3% of the conversations and 25.9% of the tokens",
+        "<code>sft.long.packing.length</code>: set it to 448, which keeps 99% of the tokens",
         "6 of 12 held-out prompts of chat are duplicates",
     ):
         assert text in top
@@ -246,6 +259,9 @@ def test_facts_of_a_training_are_taken_from_its_run(results):
     losses = [entry["loss"] for entry in run["history"]]
     assert reported.loss == pytest.approx((np.mean(losses[:3]), np.mean(losses[-3:])))
     assert reported.held_out == {"chat": (1.8, 1.5)}
+    flow, _ = pack_flows(result_set(results))
+    assert users_of_packs(result_set(results))[f"pack/{flow.name}"] == "sft.a.packing"
+    assert not list(pack_findings(flow, "sft.a.packing"))
 
 
 def test_log_entries_that_are_no_numbers_are_ignored():
@@ -275,6 +291,20 @@ def test_preflight_findings_are_on_the_page(results):
     page = (pages / "index.html").read_text("utf-8")
     assert "<b>sft.demo</b>: 1 &lt;is&gt; much" in page
     assert '<code>sft.demo.training.learning_rate</code>: 1e-4 <span class="quiet">(preflight)</span>' in page
+
+
+def test_what_preflight_found_in_a_pack_is_not_repeated(results):
+    results.everything()
+    key = "sft.long.packing.length"
+    one = {"severity": "warns", "where": "sft.long", "key": key, "found": "33% of the tokens are dropped", "do": "448"}
+    for preflight, expected in (([], "tokens lost"), ([one], "preflight")):
+        for path in results.folder.glob("results/sft/*/run.json"):
+            path.write_text(
+                json.dumps(json.loads(path.read_text("utf-8")) | {"preflight": preflight}), encoding="utf-8"
+            )
+        reported = result_set(results)
+        found = collect_findings(reported, [], [], compare_variants(reported, None))
+        assert {finding.kind.partition(":")[0] for finding in found if finding.key == key} == {expected}
 
 
 def test_without_warnings_the_page_says_so(results):

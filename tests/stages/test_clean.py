@@ -7,6 +7,17 @@ from snaketune.stages.cache.clean import clean
 from snaketune.stages.cache.row_store import RowStore
 
 
+def test_results_that_the_report_compares_with_are_retained(tmp_path: Path):
+    results = tmp_path / "results"
+    for stage, fingerprint in (("dpo", "aa"), ("eval", "bb"), ("dpo", "cc")):
+        (results / ".work" / stage / fingerprint).mkdir(parents=True)
+    (results / "report").mkdir()
+    manifest = {"fingerprint": "dd", "compared": ["aa", "bb"], "payload": {}, "records": {}}
+    write_manifest(results / "report/manifest.json", manifest)
+    clean(results / ".work", remove=True)
+    assert {path.name for path in (results / ".work").glob("*/*")} == {"aa", "bb"}
+
+
 def test_rows_of_published_results_and_of_unfinished_work_are_retained(tmp_path: Path):
     results = tmp_path / "results"
     published, unfinished, old = (RowStore(results / ".work", {"weights": name}) for name in "abc")

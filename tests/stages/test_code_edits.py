@@ -18,7 +18,7 @@ OPTIMIZED = {*TRAININGS, "preflight"}
 PREFERENCES = {"calibrate", "card", "dpo", "timing"}
 # What modules that count by their definitions compute, and for which stages. The others hold values and read them.
 COMPUTING = {
-    "config.base": {*LOADING, "tokenizer"},  # names of a model's files
+    "config.base": {*LOADING, "report", "tokenizer"},  # names of earlier runs and of a model's files
     "config.base_models": LOADING,  # how long the positions of a scaled model are
     "config.conditions": {"corpus"},  # the words of a condition in its counts
     # Names of kinds of personal data and of reasoning; what is removed around texts.
@@ -55,6 +55,7 @@ EXCLUDED_FROM_DIGEST = {
     "stages.cache.libraries": "versions in manifests",
     "stages.cache.payload_files": "copies, links and flushes files; what they hold is digested",
     "stages.cache.row_store": "rows are passed on as they were stored: test_row_store",
+    "stages.cache.status": "how the report words a difference of specs",
     "stages.cache.work_folders": "paths, and files flushed to disk",
     "stages.declaration": "declares stages; spec and inputs are in the fingerprint",
     "stages.findings": "prints and refuses",

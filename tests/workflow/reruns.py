@@ -245,6 +245,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "tracking.mlflow.tracking_uri": ({"tracking": {"mlflow": {"tracking_uri": "sqlite:///runs.db"}}}, set()),
     "report.title": ({"report": {"title": "other"}}, REPORT),
     "report.note": ({"report": {"note": "other"}}, REPORT),
+    "report.compare": ({"report": {"compare": ["results/dpo/run"]}}, REPORT),
     "report.sort_by": ({"report": {"sort_by": "preferences.pairs.reward_accuracy"}}, REPORT),
     # Nothing else reads a merged model that no evaluation names.
     "merge.models": ({"merge.soup": MERGED | {"models": {"sft:run": 2, "dpo:run": 1}}}, {"merge"}),

@@ -173,7 +173,7 @@ def test_snakemake_lists_the_results_whose_slice_of_the_config_has_changed(proje
 def test_snakemakes_own_report_holds_every_page_with_its_caption(project):
     project.snakemake("--report", "report.html")
     html = project.read("report.html")
-    for page in ("index.html", "packing.html", "evaluation.csv", "samples.html", "answers.csv", "variants.csv",
+    for page in ("index.html", "packing.html", "evaluation.csv", "evaluation.json", "samples.html", "data.csv", "variants.csv",
                  "preferences.html"):  # fmt: skip
         assert page in html
     for caption in ("The whole run on one page", "the first of each corpus by id"):

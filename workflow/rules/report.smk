@@ -1,4 +1,4 @@
-from snaketune.report.pages import pages_of
+from snaketune.report.pages import judging_files, pages_of
 
 
 rule report:
@@ -18,6 +18,7 @@ rule report:
             )
             for page, (category, caption) in pages_of(adapter.graph).items()
         ],
+        judged=[f"results/report/pages/{name}" for name in judging_files(adapter.graph)],
     log:
         "results/logs/report.log",
     localrule: True

@@ -141,3 +141,6 @@ class Report(Model):
     sort_by: str | None = None
     """Score by which the runs of `dpo:` are sorted, as a dotted path into scores.json, such as
     `preferences.votes.reward_accuracy`. `results/best` links to the model of the best run. Default: sorted by name."""
+    compare: Annotated[tuple[LocalPath, ...], ListedOnce] = ()
+    """Earlier trainings to compare with, on a separate page: folders of results (`results/dpo/old`,
+    `../before/results/sft/demo`), or fingerprints of work folders, at least their first 8 digits."""

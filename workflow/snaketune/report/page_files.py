@@ -10,12 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from snaketune.files import write_json
 from snaketune.report.charts.data_charts import data_charts
 from snaketune.report.charts.model_charts import evaluation_chart, preferences_chart, race_chart, variants_chart
 from snaketune.report.charts.style import Chart, model_styles
 from snaketune.report.charts.training_charts import dpo_chart, sft_chart
 from snaketune.report.compare import measures, variants
-from snaketune.report.csv_files import Table, answer_rows, csv_text, score_rows, variant_rows
+from snaketune.report.compare.earlier_runs import EarlierRuns
+from snaketune.report.csv_files import Table, count_rows, csv_text, prompt_corpora, score_rows, tables, variant_rows
 from snaketune.report.data.corpus_flow import corpus_flows
 from snaketune.report.data.job_table import cards, job_rows, tokenizer_rows, versions
 from snaketune.report.data.packing_flow import pack_flows, training_flows
@@ -26,7 +28,7 @@ from snaketune.report.data.samples import Sample, answers_while_training, choose
 from snaketune.report.html import render
 from snaketune.report.judge.findings import groups, steps
 from snaketune.report.judge.headline import collect_findings, headline, judged_lineage
-from snaketune.report.pages import pages_for
+from snaketune.report.pages import pages_for, side_by_side_files
 from snaketune.report.text import clean
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
@@ -37,17 +39,32 @@ SAMPLES_ON_THE_OVERVIEW = 4
 FLIPS_ON_THE_OVERVIEW, FLIPS = 2, 8
 
 
-def write_pages(spec: ReportSpec, work: WorkFolder, results: ResultSet) -> Outcome:
-    """Fill `work.payload` with the files that `pages_for` lists for the stages of the results."""
-    pages = Pages(spec, results)
-    for path in map(Path, pages_for(results.stages)):
-        if path.suffix == ".html":
-            text = render(path.stem, **pages.shared, **pages.values[path.stem]())
-        else:
-            text = csv_text(pages.tables[path.stem]())
-        (work.payload / path).write_text(text, encoding="utf-8", newline="\n")
+def write_pages(spec: ReportSpec, work: WorkFolder, results: ResultSet, earlier: EarlierRuns) -> Outcome:
+    """Fill `work.payload` with the files that `pages_for` and `side_by_side_files` list for the results."""
+    pages = Pages(spec, results, earlier)
+    for path in map(Path, pages_for(results.stages, compared=bool(earlier.others))):
+        match path.suffix:
+            case ".html":
+                _write(work.payload / path, render(path.stem, **pages.shared, **pages.values[path.stem]()))
+            case ".csv":
+                _write(work.payload / path, csv_text(pages.tables[path.stem]()))
+            case ".json":
+                of_models = results.evaluations.items()
+                scores = {name: {scored.model: scored.scores for scored in models} for name, models in of_models}
+                write_json(work.payload / path, scores)
+    for key, names in pages.side_by_side.items():
+        evaluation, _, corpus = key.partition("/")
+        for name, table in zip(names, tables(evaluation, corpus, results.evaluations[evaluation]), strict=True):
+            _write(work.payload / name, csv_text(table))
     counts = {"results": {stage: len(results.of(stage)) for stage in sorted(results.stages)}}
-    return Outcome(counts=counts, about=variants.best_entry(pages.variants))
+    # The clean target keeps the work folders of compared results.
+    compared_work = {"compared": earlier.fingerprints} if earlier.others else {}
+    return Outcome(counts=counts, about=variants.best_entry(pages.variants) | compared_work)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8", newline="\n")
 
 
 class Pages:
@@ -57,19 +74,21 @@ class Pages:
         shared: The values that every page has.
         values: By page, a function that returns the values that only it has.
         tables: By the stem of a CSV file, a function that returns its columns and rows.
+        side_by_side: The files with all responses, by evaluation and corpus.
     """
 
-    def __init__(self, spec: ReportSpec, results: ResultSet):
-        self.results = results
+    def __init__(self, spec: ReportSpec, results: ResultSet, earlier: EarlierRuns):
+        self.results, self.earlier = results, earlier
+        self.styles = model_styles([*results.models, *earlier.labels])
+        self.side_by_side = side_by_side_files(prompt_corpora(results.evaluations))
         self.races = races_of(results)
         self.variants = variants.compare_variants(results, spec.sort_by)
         self.changes = preference_changes(results)
         self.shared = {
             "spec": spec.model_copy(update={"title": clean(spec.title), "note": clean(spec.note)}),
-            "styles": model_styles(results.models),
+            "styles": self.styles,
             "charts": self.charts,
             "variants": self.variants,
-            "files": pages_for(results.stages),
         }
         self.values: dict[str, Callable[[], dict[str, Any]]] = {
             "index": self._index,
@@ -78,11 +97,13 @@ class Pages:
             "preferences": lambda: {"preference_changes": self._changes(self.variants.labels, FLIPS)},
             "samples": lambda: {
                 "samples": self._samples(),
+                "side_by_side": self.side_by_side,
                 "while_training": answers_while_training(results),
             },
+            "compare": lambda: {"comparisons": earlier.comparisons},
         }
         self.tables: dict[str, Callable[[], Table]] = {
-            "answers": lambda: answer_rows(results),
+            "data": lambda: count_rows(results),
             "variants": lambda: variant_rows(self.variants),
             "evaluation": lambda: score_rows(results),
         }
@@ -90,7 +111,7 @@ class Pages:
     @cached_property
     def charts(self) -> dict[str, Chart]:
         """By name; those without results are omitted."""
-        results, styles = self.results, model_styles(self.results.models)
+        results, styles = self.results, self.styles
         charts: dict[str, tuple[set[str], Callable[[], Chart]]] = {
             "sft": ({"sft"}, lambda: sft_chart(results, styles)),
             "dpo": ({"dpo"}, lambda: dpo_chart(results, styles)),
@@ -100,13 +121,15 @@ class Pages:
             "preferences": ({"dpo", "eval"}, lambda: preferences_chart(self.changes, styles)),
         }
         made = {name: make() for name, (stages, make) in charts.items() if stages <= results.stages}
+        if self.earlier.others:
+            made["compare"] = self.earlier.chart(styles)
         return made | data_charts(results)
 
     def _index(self) -> dict[str, Any]:
         results, best = self.results, self.variants.best
         lineage = judged_lineage(results, best)
         top = headline(results, lineage)
-        findings = collect_findings(results, lineage, top.verdicts, self.variants)
+        findings = collect_findings(results, lineage, top.verdicts, self.variants, self.earlier.runs)
         return {
             "headline": top,
             "cards": list(cards(results)),

@@ -79,6 +79,8 @@ class Stage:
     job_name: str = "{name}"  # the folder of a job below `results/<stage>/`, as a pattern of wildcards
     inputs: dict[str, Input] = field(default_factory=dict)  # by role, the results that it reads
     files: tuple[str, ...] = ()  # roles filled by external files
+    # For a stage that reads manifests: returns the paths of other files by role, from the spec.
+    further_files: Callable[[Any], dict[str, list[str]]] | None = None
     # The distributions whose version shapes the result, from spec and artifacts.
     libraries: Callable[[Any, Inputs], tuple[str, ...]] = always()
     # The resources of a job, or a function of the job's spec that returns them.

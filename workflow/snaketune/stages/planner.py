@@ -59,7 +59,11 @@ class Planner:
         holds = not dry_run and lock_job_files()
         for key, job in self.graph.jobs.items():
             path = self._files[job.key] = job_file_of(*key)
-            content, stale = self._content(job), self._why(job)
+            try:
+                content, stale = self._content(job), self._why(job)
+            except SnaketuneError:
+                # A result to compare with is missing: an error of the report job, raised when its inputs are looked up.
+                continue
             if not write_job_file(path, content, stale, keep_time=not holds, keep_content=not holds):
                 if not dry_run:
                     raise SnaketuneError(
@@ -70,7 +74,7 @@ class Planner:
                 write_job_file(path, content, stale, keep_time=True)
 
     def inputs(self, job: Job, *, every: bool) -> dict[str, list[str]]:
-        """The paths that the job waits for, by role.
+        """The paths that the job waits for, by role; SnaketuneError if a result to compare with doesn't exist.
 
         Args: every: include what another input implies: roles (`Stage.transitive`), and the payload beside each manifest.
         """

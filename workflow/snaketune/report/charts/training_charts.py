@@ -1,14 +1,17 @@
-"""Charts of SFT and DPO runs: the curves that they logged."""
+"""Charts of SFT and DPO runs: the curves that they logged, and the measurements of `calibrate`."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import StrMethodFormatter
+from matplotlib.ticker import ScalarFormatter, StrMethodFormatter
 
 from snaketune.publishing.results import Result, is_number
 from snaketune.report.charts.style import (
+    COLOURS,
+    MUTED,
     Chart,
     Panel,
     Style,
@@ -20,7 +23,7 @@ from snaketune.report.charts.style import (
 )
 from snaketune.report.compare.variants import loss_text, stopped_early
 from snaketune.report.data.results import ResultSet, logged_numbers, measurements
-from snaketune.report.text import clean, decimal, percent, whole, words
+from snaketune.report.text import clean, decimal, percent, short, whole, words
 
 Styles = dict[str, Style]
 # Title, axis label, number format and baseline (the value before anything is learned) of known DPO metrics.
@@ -39,8 +42,9 @@ NOT_DRAWN = (
     "step", "epoch", "loss", "learning_rate", "memory_gb", "mfu", "mfu_computed", "tokens_per_second",
     "supervised_tokens_per_second", "warming_up",
 )  # fmt: skip
-# Of rejected completions, and of held-out rows.
+# Of rejected completions, and of trials with activation checkpointing; and of held-out rows.
 DASHED, DOTTED = (0, (3, 2)), (0, (1, 1.5))
+GB = 1e9
 
 
 def sft_chart(results: ResultSet, styles: Styles) -> Chart:
@@ -82,6 +86,8 @@ def _other(key: str) -> str:
 
 
 def _training_chart(name: str, runs: list[Result], styles: Styles, panels: list[Panel | None]) -> Chart:
+    calibrated = [run for run in runs if run.run.get("calibration")]
+    panels += [_speed(calibrated, styles), _memory(calibrated, styles)] if calibrated else []
     drawn = [panel for panel in panels if panel] or [message("No run logged anything; see operation.log_steps.")]
     return Chart(name=name, panels=drawn, key={run.label: styles[run.label] for run in runs})
 
@@ -152,7 +158,7 @@ def _turn(points: list[tuple[int, float]]) -> int | None:
     return step if step != points[-1][0] else None
 
 
-def throughput(runs: list[Result], styles: Styles) -> Panel | None:
+def throughput(runs: list[Result], styles: Styles, prefix: str = "") -> Panel | None:
     """Tokens per second of each run; None if no run logged them."""
     key = "tokens_per_second"
     panel = curve(key, "", "tokens per second", runs, styles, whole)
@@ -166,7 +172,7 @@ def throughput(runs: list[Result], styles: Styles) -> Panel | None:
 
     logged = [(run.run.get(f"{key}_median"), values) for run in runs if (values := logged_numbers(run, key))]
     medians = [median or float(np.median(values)) for median, values in logged]
-    return replace(panel, title=f"Throughput: median {_span(medians, whole)} tokens/s", draw=draw)
+    return replace(panel, title=f"{prefix}Throughput: median {_span(medians, whole)} tokens/s", draw=draw)
 
 
 def _completed(runs: list[Result]) -> list[Result]:
@@ -176,6 +182,78 @@ def _completed(runs: list[Result]) -> list[Result]:
 
 def _span(values: list[float], shown: Callable[[float | None], str]) -> str:
     return " to ".join(dict.fromkeys((shown(min(values)), shown(max(values)))))
+
+
+def _speed(runs: list[Result], styles: Styles) -> Panel:
+    """Throughput over the micro-batch size of the calibrated runs."""
+
+    def draw(ax: Axes) -> None:
+        for run in runs:
+            _trials(ax, run, styles[run.label], "tokens_per_second", 1)
+            for size in run.run["calibration"]["trials"]:
+                if not size["fits"]:
+                    # At the bottom of the axes: a size that ran out of memory has no throughput.
+                    rows, bad = size["micro_batch_rows"], COLOURS["bad"][0]
+                    ax.plot(rows, 0.03, "x", color=bad, transform=ax.get_xaxis_transform())
+        ax.set(xlabel="rows per micro-batch (x: out of memory, ring: used)", ylabel="tokens per second")
+        ax.set_ylim(0, None)
+        ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        _rows_axis(ax)
+
+    title = "Throughput by micro-batch size"
+    if len(runs) == 1 and (trial := _trial_of_run(runs[0])):
+        title += f": {whole(trial['tokens_per_second'])} tokens/s with {trial['micro_batch_rows']} rows"
+    return Panel(title=f"{title} (dashed: activation checkpointing)", draw=draw)
+
+
+def _memory(runs: list[Result], styles: Styles) -> Panel:
+    """Peak memory over the micro-batch size of the calibrated runs."""
+    calibrations = [run.run["calibration"] for run in runs]
+
+    def draw(ax: Axes) -> None:
+        most = max(size["peak_bytes"] for curve in calibrations for size in curve["trials"] if size["fits"])
+        for run in runs:
+            _trials(ax, run, styles[run.label], "peak_bytes", GB)
+            memory = run.run["calibration"]["memory_bytes"]
+            # A limit far above the curves would flatten them.
+            if memory and memory < 4 * most:
+                ax.axhline(memory / GB, color=MUTED, linewidth=0.8, linestyle=":")
+        ax.set(xlabel="rows per micro-batch", ylabel="peak memory, GB")
+        ax.set_ylim(0, None)
+        _rows_axis(ax)
+
+    devices = {curve["device"]: curve["memory_bytes"] for curve in calibrations}
+    on = ", ".join(f"{device}, {short(memory)}B" if memory else device for device, memory in devices.items())
+    peaks = [trial["peak_bytes"] / GB for run in runs if (trial := _trial_of_run(run))]
+    most = f": {decimal(max(peaks))} GB at most" if peaks else ""
+    return Panel(title=f"Peak memory by micro-batch size{most} ({on})", draw=draw)
+
+
+def _trials(ax: Axes, run: Result, style: Style, key: str, unit: float) -> None:
+    """Draw the trials that fit in memory, and mark the one whose batch plan the run used."""
+    for recomputed in (False, True):
+        fit = [size for size in run.run["calibration"]["trials"] if size["fits"]]
+        points = sorted(
+            (size["micro_batch_rows"], size[key] / unit) for size in fit if size["gradient_checkpointing"] == recomputed
+        )
+        if points:
+            trace(ax, *zip(*points), style, DASHED if recomputed else "-")
+    if trial := _trial_of_run(run):
+        ring = {"markersize": 9, "markerfacecolor": "none", "markeredgecolor": style.hex}
+        ax.plot(trial["micro_batch_rows"], trial[key] / unit, "o", **ring)
+
+
+def _trial_of_run(run: Result) -> dict[str, Any] | None:
+    """The measurement of the batch plan that the run used; None if it wasn't measured or didn't fit."""
+    wanted = {key: run.run.get(key) for key in ("micro_batch_rows", "gradient_checkpointing")}
+    fit = (trial for trial in run.run["calibration"]["trials"] if trial["fits"])
+    return next((trial for trial in fit if wanted.items() <= trial.items()), None)
+
+
+def _rows_axis(ax: Axes) -> None:
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_formatter(ScalarFormatter())
+    ax.grid(False, axis="x")
 
 
 def held_out_points(run: Result, key: str) -> list[tuple[int, float]]:

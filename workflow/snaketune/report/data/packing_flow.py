@@ -27,6 +27,7 @@ class SplitFlow:
         shared: Tokens of common prefixes, which are written once: of prompts, and of completions.
         mismatched: Tokens of completions that are also packed after the prompts of other rows.
         rows, capacity: Packed rows, and the tokens that they can hold; None for raw rows.
+        lost_to_length: What rows are too short for (`engine.packing.truncation`).
     """
 
     split: str
@@ -44,6 +45,7 @@ class SplitFlow:
     mismatched: int
     rows: int | None
     capacity: int | None
+    lost_to_length: dict[str, Any] | None = None
 
     @property
     def reasons(self) -> list[str]:
@@ -151,6 +153,7 @@ def _split_flow(result: Result, split: str) -> SplitFlow:
         shared={what: counts[f"shared_{what[:-1]}_tokens"] for what in ("prompts", "answers")},
         rows=metadata.get("rows"),
         capacity=metadata.get("row_tokens"),
+        lost_to_length=metadata.get("lost_to_length"),
     )
 
 

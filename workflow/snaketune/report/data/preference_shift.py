@@ -15,7 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from snaketune.publishing.results import Result
+from snaketune.report.data.corpus_flow import corpus_flows
 from snaketune.report.data.results import ResultSet, ScoredModel
+from snaketune.report.judge.verdict import wins
 from snaketune.report.text import clip
 from snaketune.tables import read_table
 
@@ -32,6 +34,7 @@ class PreferenceChange:
         before_P2, after_P2: float64[P, 2], summed log-probabilities in nats.
         counts_P2: int64[P, 2], tokens.
         reference_P2: float64[P, 2], log-probabilities of the reference; `before_P2` if the run has none.
+        sources: For each source name, which pairs are from it, bool[P]; in the order of the corpus.
         beta: The factor from log-ratio to reward; None if the run has no reference.
     """
 
@@ -44,6 +47,7 @@ class PreferenceChange:
     after_P2: np.ndarray
     counts_P2: np.ndarray
     reference_P2: np.ndarray
+    sources: dict[str, np.ndarray]
     beta: float | None
 
     @property
@@ -72,6 +76,22 @@ class PreferenceChange:
         before_P, after_P = self.margins(per_token=True)
         indices = np.flatnonzero(((before_P > 0) != (after_P > 0)) & ((after_P > 0) == won)).tolist()
         return sorted(indices, key=lambda index: (-abs(after_P[index] - before_P[index]), self.ids[index]))[:limit]
+
+    def by_source(self) -> list[dict[str, Any]]:
+        """Of each source: name, pairs, accuracy per token before and after, mean rewards after; empty with a single source."""
+        if len(self.sources) < 2:
+            return []
+        (before_P, after_P), (_, reward_P2) = self.margins(per_token=True), self.rewards()
+        return [
+            {
+                "name": name,
+                "pairs": int(own_P.sum()),
+                "before": float(wins(before_P[own_P]).mean()),
+                "after": float(wins(after_P[own_P]).mean()),
+            }
+            | dict(zip(("chosen", "rejected"), reward_P2[own_P].mean(axis=0).tolist()))
+            for name, own_P in self.sources.items()
+        ]
 
     @property
     def gains(self) -> list[float]:
@@ -140,6 +160,7 @@ def _change(
         after_P2=after_P2,
         counts_P2=counts_P2.astype(np.int64),
         reference_P2=reference_P2,
+        sources=_sources(results, corpus, rows, ids),
         beta=run.spec.get("beta") if referenced else None,
     )
 
@@ -152,6 +173,15 @@ def _by_id(rows: pa.Table, what: str, whose: str = "") -> dict[str, np.ndarray]:
     """A column of chosen and of rejected by pair id: [2]; NaN if missing."""
     sides = np.stack([rows[f"{whose}{side}{what}"].to_numpy() for side in ("chosen", "rejected")], axis=1)
     return dict(zip(rows["id"].to_pylist(), sides))
+
+
+def _sources(results: ResultSet, corpus: str, rows: pa.Table, ids: list[str]) -> dict[str, np.ndarray]:
+    """For each source name, which pairs are from it: bool[P]."""
+    source_of = dict(zip(rows["id"].to_pylist(), rows["source"].to_pylist()))
+    source_P = np.array([source_of[pair] for pair in ids])
+    sources = next((flow.sources for flow in corpus_flows(results) if flow.name == corpus), [])
+    names = {number: f"{number}: {source.name}" for number, source in enumerate(sources)}
+    return {names.get(number, str(number)): source_P == number for number in np.unique(source_P).tolist()}
 
 
 def _texts(results: ResultSet, corpus: str, ids: list[str]) -> dict[str, dict[str, str]]:

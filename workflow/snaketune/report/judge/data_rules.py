@@ -1,15 +1,19 @@
 """Rules that find problems in data and evaluations. The reason for each threshold is given beside it."""
 
 from collections.abc import Iterator
+from statistics import median
 from typing import Any
 
+from snaketune.engine.packing.truncation import is_worth_a_warning
 from snaketune.report.compare.variants import Variants
 from snaketune.report.data.corpus_flow import CorpusFlow
+from snaketune.report.data.packing_flow import PackFlow
 from snaketune.report.data.results import ResultSet, unique
 from snaketune.report.judge.findings import NOTES, ReportFinding
 from snaketune.report.judge.verdict import INCONCLUSIVE, WORSE, Difference, Verdict
 from snaketune.report.text import decimal, percent, whole, words
 
+SUPERVISED = 0.02
 QUARANTINED = 0.005
 REPEATED = 0.05
 TRUNCATED = 0.1
@@ -17,6 +21,39 @@ TRUNCATED = 0.1
 MANY_RUNS = 5
 # The difference of shares that an evaluation should be able to detect.
 RESOLUTION = 0.1
+
+
+def users_of_packs(results: ResultSet) -> dict[str, str]:
+    """The config key of the first `packing` that uses each pack, by `pack/NAME`."""
+    users: dict[str, str] = {}
+    for stage, role in (("sft", "pack"), ("dpo", "pack"), ("eval", "packs")):
+        for result in results.of(stage):
+            for pack in result.job.made_from.get(role, ()):
+                users.setdefault(pack, f"{result.key}.packing")
+    return users
+
+
+def pack_findings(flow: PackFlow, key: str) -> Iterator[ReportFinding]:
+    """The findings about the train and the held-out rows of a pack. `key`: of its `packing`, in the first run that uses it."""
+    for split in flow.splits:
+        rows, lost = words(split.split), split.lost_to_length
+        if lost and is_worth_a_warning(lost["rows"], lost["tokens"], split.read, split.read_tokens):
+            share = lost["tokens"] / split.read_tokens
+            message = (
+                f"{rows}: {percent(lost['rows'] / split.read)} of the {flow.unit} and {percent(share)} of the tokens don't fit "
+                f"into rows of {whole(flow.length)} tokens"
+            )
+            action = f"set it to {lost['enough']}, which keeps 99% of the tokens"
+            about = {"kind": "tokens lost", "where": flow.name, "key": key and f"{key}.length"}
+            yield ReportFinding(message=message, action=action, gain=share, **about)
+        if split.tokens and split.supervised < SUPERVISED * split.tokens:
+            share = split.supervised / split.tokens
+            message = (
+                f"{rows}: only {percent(share, 2)} of the tokens are supervised, so most of the work is for nothing"
+            )
+            action = "see supervised text in packing.html; set it to `all`, or use a chat template that marks assistant turns"
+            about = {"kind": "little supervised", "where": flow.name, "key": key and f"{key}.train_on"}
+            yield ReportFinding(message=message, action=action, gain=1 - share, **about)
 
 
 def corpus_findings(flow: CorpusFlow) -> Iterator[ReportFinding]:
@@ -79,6 +116,7 @@ def difference_findings(difference: Difference, verdict: Verdict) -> Iterator[Re
             message=f"worse than {verdict.against}: {difference.name} {difference.text} ({difference.interval_text})",
             action="lower it, or train fewer epochs",
             key=verdict.key and f"{verdict.key}.training.learning_rate",
+            gain=_share(difference.after, difference.before),
         )
     if difference.outcome != INCONCLUSIVE or difference.measure.unit != "share":
         return
@@ -105,14 +143,16 @@ def sweep_findings(results: ResultSet, variants: Variants) -> Iterator[ReportFin
     best = next((run for run in results.of("dpo") if run.label == variants.best), None)
     if best is None:
         return
-    candidates = sum(value is not None for value in variants.sorted_by.values.values())
+    scores = variants.sorted_by.values
+    candidates = sum(value is not None for value in scores.values())
     if candidates >= MANY_RUNS:
         message = (
             f"selected as the best of {candidates} runs on the rows of its verdict, which is therefore biased upwards"
         )
         action = "evaluate the first few runs on rows that weren't used to select them"
-        about = {"kind": "best of many runs", "where": best.label, "key": "eval", "severity": NOTES, "gain": 0.05}
-        yield ReportFinding(message=message, action=action, **about)
+        about = {"kind": "best of many runs", "where": best.label, "key": "eval", "severity": NOTES}
+        others = median(value for value in scores.values() if value is not None)
+        yield ReportFinding(message=message, action=action, gain=_share(scores[best.label], others), **about)
     for name, values in swept_values(variants).items():
         value = values[best.label]
         for edge, which, way, further in (
@@ -122,14 +162,21 @@ def sweep_findings(results: ResultSet, variants: Variants) -> Iterator[ReportFin
             if value == edge:
                 message = f"the best run, {best.label}, has the {which} {name} that was tried, {value:g}"
                 action = f"extend it {way}: {name} {further:g}"
-                about = {
-                    "kind": f"edge of {name}",
-                    "where": best.key,
-                    "key": f"{best.key}.grid",
-                    "severity": NOTES,
-                    "gain": 0.2,
-                }
-                yield ReportFinding(message=message, action=action, **about)
+                about = {"kind": f"edge of {name}", "where": best.key, "key": f"{best.key}.grid", "severity": NOTES}
+                # What the last step towards the edge won.
+                inner = next((label for label in variants.labels if values[label] != edge), best.label)
+                yield ReportFinding(
+                    message=message, action=action, gain=_share(scores[best.label], scores[inner]), **about
+                )
+
+
+def _share(value: float, other: float | None) -> float:
+    """The difference of two scores as a share of the larger; 0 if one is unknown.
+
+    >>> _share(0.9, 0.6), _share(0.0, 0.0), _share(2.0, None)
+    (0.33333333333333337, 0.0, 0.0)
+    """
+    return abs(value - other) / max(abs(value), abs(other), 1e-12) if other is not None else 0.0
 
 
 def swept_values(variants: Variants) -> dict[str, dict[str, float]]:

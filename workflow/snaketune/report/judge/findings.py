@@ -16,7 +16,8 @@ class ReportFinding:
         where: A run, a pack, a corpus or an evaluation.
         key: The config key to edit.
         action: What to do with that key.
-        gain: About which share of the data, the time or the answers the action would win; 1 if the result itself is at stake.
+        gain: The share of the data, the time or the score that is lost, from the figures of the run; 1 if that isn't known, as
+            of a run that failed.
     """
 
     kind: str

@@ -2,14 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from snaketune.report.compare.variants import Variants
 from snaketune.report.data.corpus_flow import corpus_flows
+from snaketune.report.data.packing_flow import pack_flows
 from snaketune.report.data.results import ResultSet, ScoredModel, logged_numbers
 from snaketune.report.judge import data_rules
-from snaketune.report.judge.findings import ReportFinding
-from snaketune.report.judge.training_rules import preflight_findings, training_findings, trainings
-from snaketune.report.judge.verdict import INCONCLUSIVE, NO_INTERVAL, Difference, Verdict, lineage_verdicts, signed
+from snaketune.report.judge.findings import WARNS, ReportFinding
+from snaketune.report.judge.training_rules import preflight_findings, slow_nodes, training_findings, trainings
+from snaketune.report.judge.verdict import (
+    INCONCLUSIVE,
+    NO_INTERVAL,
+    POINTS,
+    Difference,
+    Verdict,
+    interval_scales,
+    lineage_verdicts,
+    signed,
+)
 from snaketune.report.text import NOTHING, decimal, whole
 
 
@@ -43,19 +54,17 @@ class Headline:
 
     @property
     def scales(self) -> dict[str, float]:
-        """By unit, the largest bound of its intervals, to which all of them are drawn."""
-        found: dict[str, float] = {}
-        for difference in (difference for verdict in self.verdicts for difference in verdict.differences):
-            if difference.interval:
-                unit = difference.measure.unit
-                found[unit] = max(found.get(unit, 0.0), *map(abs, difference.interval))
-        return found
+        """By unit, the end of the scale to which all of its intervals are drawn."""
+        return interval_scales(difference for verdict in self.verdicts for difference in verdict.differences)
 
     @property
     def shown_scales(self) -> str:
-        """The ends of the scales as text: `±25 points, ±0.4 nats`."""
-        ends = {unit: signed(most, unit).removeprefix("+") for unit, most in self.scales.items()}
-        return ", ".join(f"±{end} nats" if unit == "nats" else f"±{end}" for unit, end in ends.items())
+        """The middles and the ends of the scales as text: `±5 and ±20 points, ±0.1 and ±0.4 nats`."""
+        texts = []
+        for unit, end in self.scales.items():
+            middle, end = (signed(value, unit).removeprefix("+").removesuffix(POINTS) for value in (end / 4, end))
+            texts.append(f"±{middle} and ±{end}{POINTS if unit == 'share' else ' nats' if unit == 'nats' else ''}")
+        return ", ".join(texts)
 
     @property
     def without_interval(self) -> bool:
@@ -153,19 +162,29 @@ def collect_findings(
     lineage: list[str],
     verdicts: Sequence[Verdict],
     variants: Variants,
+    others: Sequence[tuple[str, dict[str, Any]]] = (),
 ) -> list[ReportFinding]:
-    """All findings, those whose actions gain most first.
+    """All findings, warnings first, and those first by which most is lost.
 
     Args:
         lineage: The models of the verdicts.
+        others: Label and run.json of earlier runs, whose hosts are compared with ours.
     """
-    findings = [*preflight_findings(results), *data_rules.sweep_findings(results, variants)]
+    findings = preflight_findings(results)
+    checked = {finding.key for finding in findings}
+    findings += data_rules.sweep_findings(results, variants)
+    findings += slow_nodes([*((run.label, run.run) for run in results.of("sft", "dpo")), *others])
     for verdict in verdicts:
         for difference in verdict.differences:
             findings += data_rules.difference_findings(difference, verdict)
     for run in trainings(results):
         findings += training_findings(run)
+    users = data_rules.users_of_packs(results)
+    for flow in pack_flows(results):
+        # What preflight found in the train rows isn't repeated for the held-out ones, which the same key would change.
+        of_pack = data_rules.pack_findings(flow, users.get(f"pack/{flow.name}", ""))
+        findings += [finding for finding in of_pack if not finding.key or finding.key not in checked]
     for flow in corpus_flows(results):
         findings += data_rules.corpus_findings(flow)
     findings += data_rules.prompt_findings(results, lineage)
-    return sorted(findings, key=lambda finding: -finding.gain)
+    return sorted(findings, key=lambda finding: (finding.severity != WARNS, -finding.gain))

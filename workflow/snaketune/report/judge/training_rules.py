@@ -1,22 +1,33 @@
-"""Rules that find problems in trainings, also those that preflight found.
+"""Rules that find problems in trainings, also those that preflight found, and runs on hosts that are slower than others.
 
 A rule fires when a number is outside of what healthy runs show with any model and data; the reason for each threshold is given
 beside it.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
-from snaketune.publishing.results import Result
+from snaketune.publishing.results import Result, is_number
 from snaketune.report.compare.variants import stopped_early, warnings_of
 from snaketune.report.data.packing_flow import training_flow
 from snaketune.report.data.results import ResultSet, is_gpu, logged_numbers
 from snaketune.report.judge.findings import NOTES, WARNS, ReportFinding
-from snaketune.report.text import clip, decimal, duration, percent, whole
+from snaketune.report.text import clean, clip, decimal, duration, percent, short, whole
 
-# Of the findings of preflight, with a gain. One that stops a run is a warning here, since the run was started anyway.
-SEVERITIES = {"stops": (WARNS, 1.0), "warns": (WARNS, 0.5), "notes": (NOTES, 0.1)}
+# Of the findings of preflight. One that stops a run is a warning here, since the run was started anyway.
+SEVERITIES = {"stops": WARNS, "warns": WARNS, "notes": NOTES}
+# With three hosts, the median is sound even if one of them is slow.
+MIN_HOSTS = 3
+# What a run measures at its start, and the share below the median of the others from which a host is slow. Repeated probes of
+# one host vary by 1 to 2 %; a single read of a file that was just written is a noisy measurement.
+PROBED = {
+    "matmul_flops_per_second": ("matrix multiplication", "FLOP/s", 0.05),
+    "copy_bytes_per_second": ("memory copy", "B/s", 0.05),
+    "disk_bytes_per_second": ("disk read", "B/s", 0.5),
+}
 # Fewer logged steps than this don't separate a trend from noise.
 MIN_LOGGED = 10
 # A loss that falls by a smaller share than this shows no learning.
@@ -120,18 +131,21 @@ def training_findings(facts: TrainingFacts) -> Iterator[ReportFinding]:
     if facts.chosen and not warnings and facts.chosen[0] - facts.chosen[1] >= CHOSEN_FELL:
         change = f"{decimal(facts.chosen[0])} → {decimal(facts.chosen[1])}"
         message = f"log-probability of chosen completions fell: {change} nats per token"
-        yield finding("chosen falling", message, REMEDIES["collapse"][0], "loss")
+        lost = 1 - math.exp(facts.chosen[1] - facts.chosen[0])
+        yield finding("chosen falling", message, REMEDIES["collapse"][0], "loss", gain=lost)
     if found := _overfitting(facts):
-        yield finding(*found, "training.epochs")
+        kind, message, action, gain = found
+        yield finding(kind, message, action, "training.epochs", gain)
     mfu, gpu = run.get("mfu_median"), is_gpu(run)
-    if mfu is not None and mfu < (LOW_MFU if gpu else LOW_MFU_CPU):
+    low = LOW_MFU if gpu else LOW_MFU_CPU
+    if mfu is not None and mfu < low:
         usual = "30 to 50%" if gpu else "5 to 80%"
         message = f"MFU is {percent(mfu)}; {usual} is usual for a model that keeps the device busy"
         action, key = "remove it, so that the fastest size is measured", "training.micro_batch_rows"
         # A calibration measured the sizes of this run on its device, though a configured one may differ from its best.
         if run.get("calibration"):
             action, key = "use more rows per step, which allows larger micro-batches", "training.batch_rows"
-        yield finding("low MFU", message, action, key, gain=0.5)
+        yield finding("low MFU", message, action, key, gain=1 - mfu / low)
     # Of a configured batch plan, relative to the best that was measured.
     slower = run.get("slower_than_best_percent")
     if slower is not None and slower >= SLOWER:
@@ -146,8 +160,8 @@ def training_findings(facts: TrainingFacts) -> Iterator[ReportFinding]:
         yield finding("waited for data", message, "set it to true", "operation.load_in_memory", gain=waited / took)
 
 
-def _overfitting(facts: TrainingFacts) -> tuple[str, str, str] | None:
-    """Kind, message and action if held-out loss rose while the training loss fell, or is far above it after an epoch."""
+def _overfitting(facts: TrainingFacts) -> tuple[str, str, str, float] | None:
+    """Kind, message, action and gain if held-out loss rose while the training loss fell, or is far above it after an epoch."""
     if not facts.loss or not facts.held_out:
         return None
     for corpus, (before, after) in facts.held_out.items():
@@ -156,7 +170,7 @@ def _overfitting(facts: TrainingFacts) -> tuple[str, str, str] | None:
                 f"the training loss fell, but held-out loss of {corpus} rose: {decimal(before)} → {decimal(after)}; "
                 "overfitting, or the held-out rows differ from the training rows"
             )
-            return "held-out loss rising", message, "train fewer epochs, or lower the learning rate"
+            return "held-out loss rising", message, "train fewer epochs, or lower the learning rate", 1 - before / after
     corpus, (_, lowest) = min(facts.held_out.items(), key=lambda entry: entry[1][1])
     if facts.epochs is None or facts.epochs <= 1 or lowest <= OVERFIT * max(facts.loss[1], 0.01):
         return None
@@ -164,7 +178,7 @@ def _overfitting(facts: TrainingFacts) -> tuple[str, str, str] | None:
         f"overfitting after {decimal(facts.epochs)} epochs: held-out loss of {corpus} is {decimal(lowest)}, training loss of "
         f"the last steps {decimal(facts.loss[1])}"
     )
-    return "overfitting", message, "train fewer epochs, or on more rows"
+    return "overfitting", message, "train fewer epochs, or on more rows", 1 - facts.loss[1] / lowest
 
 
 def preflight_findings(results: ResultSet) -> list[ReportFinding]:
@@ -189,8 +203,50 @@ def parse_findings(entries: list[dict[str, Any]]) -> list[ReportFinding]:
             message=clip(entry["found"]),
             action=clip(entry.get("do") or ""),
             key=clip(entry.get("key") or "", 200),
-            **dict(zip(("severity", "gain"), SEVERITIES[entry["severity"]])),
+            severity=SEVERITIES[entry["severity"]],
         )
         for entry in entries
         if entry["severity"] in SEVERITIES
     ]
+
+
+def slow_nodes(runs: Iterable[tuple[str, Mapping[str, Any]]]) -> list[ReportFinding]:
+    """The findings about runs on slow hosts.
+
+    A run is compared with the other hosts that have the same GPU model (on CPU: processor model), if there are at least
+    MIN_HOSTS. Each host counts once, by the median of its runs, and isn't compared with itself: runs on one host differ only by
+    what else ran there.
+
+    Args:
+        runs: Label and run.json of each run. Runs without `probe`, host or device model are skipped.
+    """
+    by_model: dict[str, list[tuple[str, str, Mapping[str, Any]]]] = {}
+    for label, run in runs:
+        model, host = clean(run.get("device" if is_gpu(run) else "processor") or ""), run.get("host")
+        if model and host and isinstance(run.get("probe"), Mapping):
+            by_model.setdefault(model, []).append((label, str(host), run["probe"]))
+    return [
+        ReportFinding(kind="slow node", where=label, message=text, gain=lost)
+        for model, probed in by_model.items()
+        for key in PROBED
+        for label, text, lost in _slow(model, key, probed)
+    ]
+
+
+def _slow(model: str, key: str, probed: list[tuple[str, str, Mapping[str, Any]]]) -> Iterator[tuple[str, str, float]]:
+    """Label and message of the runs whose host is slow by one probe, and the share by which it is."""
+    what, unit, slower = PROBED[key]
+    known = [(label, host, float(probe[key])) for label, host, probe in probed if is_number(probe.get(key))]
+    by_host: dict[str, list[float]] = {}
+    for _, host, value in known:
+        by_host.setdefault(host, []).append(value)
+    if len(by_host) <= MIN_HOSTS:
+        return
+    for label, host, value in known:
+        middle = median(median(values) for other, values in by_host.items() if other != host)
+        if value < (1 - slower) * middle:
+            text = (
+                f"ran on a slow node: {what} at {short(value)}{unit}, {percent(1 - value / middle)} below the median "
+                f"of {len(by_host) - 1} other hosts with {model}, {short(middle)}{unit}"
+            )
+            yield label, text, 1 - value / middle

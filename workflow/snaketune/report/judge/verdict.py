@@ -7,7 +7,7 @@ count in the verdict.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -82,9 +82,10 @@ class Difference:
         return " to ".join(bounds)
 
     def positions(self, scale: float) -> tuple[float, float, float]:
-        """Low, difference and high for drawing: from minus to plus `scale` is 0 to 100."""
+        """Low, difference and high for drawing: from minus to plus `scale` is 0 to 100, by the square root of the distance
+        from zero, so that a narrow interval is still seen beside a wide or distant one."""
         low, high = self.interval or (self.value, self.value)
-        return tuple(50 + 50 * value / (scale or 1.0) for value in (low, self.value, high))
+        return tuple(50 + math.copysign(50 * math.sqrt(abs(value) / scale), value) for value in (low, self.value, high))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +195,25 @@ def differences(before: ScoredModel, after: ScoredModel, where: str = "") -> lis
         about["by_chance"] = by_chance
         found.append(Difference(before=values[0], after=values[1], **about))
     return found
+
+
+def interval_scales(found: Iterable[Difference]) -> dict[str, float]:
+    """By unit, the end of the scale to which all of its intervals are drawn: the least of 0.1, 0.2, 0.4, 1, 2, 4, 10 ... that
+    no bound exceeds."""
+    furthest: dict[str, float] = {}
+    for one in found:
+        if one.interval:
+            furthest[one.measure.unit] = max(furthest.get(one.measure.unit, 0.0), *map(abs, one.interval))
+    return {unit: _rounded_up(bound) for unit, bound in furthest.items()}
+
+
+def _rounded_up(bound: float) -> float:
+    """
+    >>> [_rounded_up(bound) for bound in (0.93, 0.31, 0.12, 3.0, 0.0)]
+    [1.0, 0.4, 0.2, 4.0, 1.0]
+    """
+    power = 10.0 ** math.floor(math.log10(bound)) if bound else 1.0
+    return next(round(step * power, 12) for step in (1, 2, 4, 10) if step * power >= bound)
 
 
 def row_outcomes(scored: ScoredModel) -> dict[str, dict[str, float]]:

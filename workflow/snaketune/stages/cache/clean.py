@@ -18,13 +18,13 @@ RESUMES = "resumes when its config runs again; remove the folder yourself if it 
 def clean(work_root: Path, *, remove: bool) -> None:
     """List the work folders that no manifest below the results folder came from, and with `remove` delete them.
 
-    Retained are the work of published results, folders in use, finished results that
+    Retained are the work of published results and of those that the report compares with, folders in use, finished results that
     were never published, unfinished trainings and reference passes, and responses and rows that a published result uses; a
     running evaluation loses at most what it would have reused after being killed. Args: work_root: `results/.work`.
     """
     current, reused = set(), {path.name for path in work_root.glob(f"[!.]*/*/{ADDED_ROWS}")}
     for result in published_results(work_root.parent):
-        current.add(result.manifest["fingerprint"])
+        current |= {result.manifest["fingerprint"], *result.manifest.get("compared", ())}
         responses = (result.manifest.get("generation") or {}).get("responses")
         reused |= {responses, *result.manifest.get("rows", ())}
     total = 0

@@ -191,13 +191,15 @@ def made_from(job: Job) -> Iterable[Job]:
 
 
 def inputs_by_role(job: Job) -> dict[str, list[str]]:
-    """The paths that a job reads, by role."""
+    """The paths that a job reads, by role; SnaketuneError if a result that the report compares with doesn't exist."""
     stage = STAGES[job.stage]
     if not stage.reads_manifests:
         paths = {role: [upstream.manifest for upstream in jobs] for role, jobs in job.artifacts.items()}
         return paths | {role: list(files) for role, files in job.files.items()}
     jobs = list(made_from(job))
     files = {"manifests": [upstream.manifest for upstream in jobs], "runs": [upstream.run for upstream in jobs]}
+    if stage.further_files:
+        files |= stage.further_files(job.spec)
     return {role: files[role] for role in stage.files}
 
 
