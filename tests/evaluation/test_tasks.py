@@ -8,11 +8,9 @@ from types import SimpleNamespace
 
 import datasets
 import huggingface_hub
-import lm_eval
 import pytest
 from lm_eval import tasks as lm_eval_tasks
 from lm_eval.models.huggingface import HFLM
-from lm_eval.utils import make_table
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -75,10 +73,10 @@ def local(tmp_path, tokenizer, monkeypatch):
         (tmp_path / "tasks/t.yaml").write_text(f"task: t\n{DATA.format(path=path)}{lines}")
         config = TaskSettings(**({"names": ["t"]} | questions))
         with prepared_tasks(config, tmp_path / "tasks", tokenizer, tmp_path / "state") as prepared:
-            of_tasks, harness = run_tasks(model, prepared, config, 1)
+            scores = run_tasks(model, prepared, config, 1)
         assert not list((tmp_path / "state").iterdir())
         assert datasets.config.HF_DATASETS_CACHE is shared
-        return SimpleNamespace(**of_tasks, harness=harness)
+        return SimpleNamespace(**scores)
 
     return asking
 
@@ -127,25 +125,6 @@ def test_bootstrapped_intervals_are_reproducible(local, monkeypatch):
     assert len(both[0]["t"]["mcc"]) == 2
 
 
-def test_lm_evals_json_is_reproducible_and_its_own_tools_read_it(local, tmp_path):
-    written, again = (json.dumps(local(CHOICE, "w5", "w6", limit=2).harness, sort_keys=True) for _ in range(2))
-    assert written == again
-    assert str(tmp_path) not in written and str(SHIPPED) not in written
-    read = json.loads(written)
-    assert "|t    |Yaml" in make_table(read) or "acc" in make_table(read)
-    assert read["results"]["t"]["acc_stderr,none"] >= 0
-    assert (read["n-shot"]["t"], read["n-samples"]["t"]["effective"], read["config"]["limit"]) == (0, 2, 2)
-    assert read["lm_eval_version"] == lm_eval.__version__
-
-
-def test_the_json_contains_no_addresses_of_functions(local, tmp_path):
-    (tmp_path / "tasks/utils.py").write_text(
-        "import functools\nask = functools.partial(lambda doc, x: doc['q'], x=1)\n"
-    )
-    said = local(f"{CHOICE}doc_to_text: !function utils.ask\n", "w5", "w6").harness["configs"]["t"]["doc_to_text"]
-    assert "functools.partial" in said and "0x" not in said
-
-
 @pytest.fixture
 def seen(monkeypatch):
     """Texts of the first request of each call of the model."""
@@ -159,10 +138,8 @@ def seen(monkeypatch):
 
 def test_few_shot_examples_and_instructions_precede_the_question(local, seen):
     examples = f"{CHOICE}fewshot_split: test\nfewshot_config: {{sampler: first_n}}\n"
-    results = local(examples, "w5", "w6", "w5", few_shot=1, system_instruction="w40 ")
+    local(examples, "w5", "w6", "w5", few_shot=1, system_instruction="w40 ")
     assert seen[0].startswith("w40 ") and seen[0].count("w7") == 2
-    assert results.harness["n-shot"] == {"t": 1}
-    assert results.harness["system_instruction"] == "w40 "
     local(examples, "w5", "w6", "w5")
     assert seen[1].count("w7") == 1
 
@@ -170,11 +147,10 @@ def test_few_shot_examples_and_instructions_precede_the_question(local, seen):
 def test_the_chat_template_is_applied_where_there_is_one_or_as_configured(local, tokenizer, seen):
     with pytest.raises(SnaketuneError, match=r"chat_template is true, but the tokenizer has none"):
         local(CHOICE, "w5", "w6", chat_template=True)
-    assert local(CHOICE, "w5", "w6").harness["chat_template"] is None
+    local(CHOICE, "w5", "w6")
     (tokenizer / "chat_template.jinja").write_text("{% for m in messages %}w30 {{ m.content }} w31 {% endfor %}")
-    assert local(CHOICE, "w5", "w6").harness["chat_template"].startswith("{% for m")
-    harness = local(CHOICE, "w5", "w6", chat_template=False).harness
-    assert (harness["chat_template"], harness["fewshot_as_multiturn"]) == (None, False)
+    for configured in ("auto", False):
+        local(CHOICE, "w5", "w6", chat_template=configured)
     assert [text.split() for text in seen] == [["w7", "w8"], ["w30", "w7", "w8", "w31"], ["w7", "w8"]]
     examples = f"{CHOICE}fewshot_split: test\nfewshot_config: {{sampler: first_n}}\n"
     for turns in (True, False):
@@ -227,12 +203,9 @@ def test_shipped_tasks_run_by_name_without_a_network(shipped, tokenizer, tmp_pat
     questions = TaskSettings(names=["ai2_arc"], few_shot=2, limit=5)
     with prepared_tasks(questions, None, tokenizer, tmp_path / "state") as prepared:
         assert prepared.data == {"allenai/ai2_arc": [COMMIT]}
-        of_tasks, harness = run_tasks(tiny_model("llama"), prepared, questions, 4)
-    assert set(of_tasks["tasks"]) == {"arc_easy", "arc_challenge"}
-    assert set(of_tasks["tasks"]["arc_easy"]) == set(of_tasks["task_intervals"]["arc_easy"]) == {"acc", "acc_norm"}
-    assert harness["n-shot"] == {"arc_easy": 2, "arc_challenge": 2}
-    assert harness["n-samples"]["arc_easy"]["effective"] == 5
-    assert harness["configs"]["arc_easy"]["metadata"]["config_source"] == "arc/arc_easy.yaml"
+        scores = run_tasks(tiny_model("llama"), prepared, questions, 4)
+    assert set(scores["tasks"]) == {"arc_easy", "arc_challenge"}
+    assert set(scores["tasks"]["arc_easy"]) == set(scores["task_intervals"]["arc_easy"]) == {"acc", "acc_norm"}
 
 
 def test_uncached_data_are_refused_without_a_network(shipped, tokenizer, tmp_path, monkeypatch):

@@ -6,7 +6,6 @@ import pytest
 import yaml
 from invented_results import Results
 
-from snaketune.report import page_files
 from snaketune.report.charts import style
 
 
@@ -21,7 +20,6 @@ def figures_as_needed(request, monkeypatch):
     them."""
     if not request.node.get_closest_marker("figures"):
         monkeypatch.setattr(style, "_svg", lambda figure, name: '<svg viewBox="0 0 1 1"></svg>')
-        monkeypatch.setattr(page_files, "svg_file", lambda chart, drawn: '<svg viewBox="0 0 1 1"></svg>')
 
 
 @pytest.fixture(scope="session")

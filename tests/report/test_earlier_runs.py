@@ -87,7 +87,8 @@ def test_an_earlier_run_is_compared_with_the_most_similar_current_one(earlier, c
     assert "<td>loss</td>" not in page
     assert '<td class="n">20%</td><td class="n">90%</td>' in page
     assert "+70 points" in page
-    assert "dpo: Training loss" in (pages / "compare.svg").read_text("utf-8")
+    assert "dpo: Training loss" in page
+    assert 'href="compare.html"' in (pages / "index.html").read_text("utf-8")
     assert outcome.about["compared"] == ["dpo-demo", "eval-main/dpo-demo"]
 
 
@@ -251,7 +252,7 @@ def test_text_of_compared_runs_is_escaped(earlier, current):
         probe={"copy_bytes_per_second": HOSTILE},
     )
     _, pages = compare(current, BEFORE)
-    for path in (*pages.glob("*.html"), *pages.glob("*.svg")):
+    for path in pages.glob("*.html"):
         text = path.read_text("utf-8")
         assert "<script" not in text and "\x1b" not in text
     assert "&lt;script&gt;" in (pages / "compare.html").read_text("utf-8")

@@ -14,7 +14,6 @@ from invented_data import bad
 from snaketune.evaluation.score_intervals import wilson
 from snaketune.report.charts.data_charts import read_distribution
 from snaketune.report.compare.measures import measures
-from snaketune.report.data.corpus_flow import corpus_flows
 from snaketune.report.data.job_table import cards, job_rows
 from snaketune.report.data.packing_flow import pack_flows, training_flows
 from snaketune.report.data.results import ResultSet
@@ -65,63 +64,6 @@ def test_rows_add_up_from_reading_to_packing(sweep_pages):
     assert tokens["pack", "pairs-demo-128-cc", "", "shared answers"] == 3
     assert rows["tokenize", "chat-tokens-aa", "", "tokenized"] == 80
     assert rows["corpus", "chat", "", "rows that hit"] == 2
-
-
-@pytest.mark.parametrize(
-    ("counts", "error"),
-    [
-        ({"read": 1000}, "1,000 rows came in, but 80 went out"),
-        ({"quarantined": {"total": 2, "not_json": 1}}, "2 rows quarantined, but 1 have a reason"),
-        ({"sources": [source(read=79, kept=79)]}, "80 rows kept, but 79 counted by source"),
-        ({"sources": [source(read=80, kept=80, joined=1)]}, "80 rows came in from a, but 81 went out"),
-    ],
-)
-def test_wrong_counts_of_a_corpus_are_reported(results, counts, error):
-    results.corpus("chat", **counts)
-    (flow,) = corpus_flows(result_set(results))
-    assert error in flow.count_errors
-    _, pages = results.report()
-    for name in ("index.html", "corpus.html"):
-        page = (pages / name).read_text("utf-8")
-        assert "wrong-sum" in page.partition("<body>")[2]
-        assert error in page
-
-
-@pytest.mark.parametrize(
-    ("packed", "error"),
-    [
-        ({"train": 59}, "train: 60 rows kept by the corpus, but 59 read by packing"),
-        ({"tokenized": {"train": 58}}, "train: 58 rows tokenized, but 60 read by packing"),
-        ({"kept": 57}, "train: 60 rows read, but 57 packed and dropped"),
-        ({"shared_prompt_tokens": 1_000_000}, "packed, dropped, cut off and shared"),
-        ({"shared_answer_tokens": 1_000_000}, "packed, dropped, cut off and shared"),
-        ({"mismatched_tokens": 1_000_000}, "packed, dropped, cut off and shared"),
-    ],
-)
-def test_wrong_counts_of_a_pack_are_reported(results, packed, error):
-    results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer(), **packed)
-    (flow,) = pack_flows(result_set(results))
-    assert any(error in message for message in flow.count_errors)
-    assert not flow.splits[1].count_errors
-    _, pages = results.report()
-    for name in ("index.html", "packing.html"):
-        assert "wrong-sum" in (pages / name).read_text("utf-8").partition("<body>")[2]
-
-
-def test_a_missing_shard_or_tokenized_part_is_reported(results):
-    results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer(), tokenized={"parts": 2})
-    for part in ("tokenize/chat-tokens-aa/2-of-2", "write/chat-demo-128-aa/2-of-2"):
-        (results.folder / "results" / part / "manifest.json").unlink()
-    (flow,) = pack_flows(result_set(results))
-    assert "1 of 2 tokenized parts are known" in flow.count_errors
-    assert any(message.endswith("written") for message in flow.count_errors)
-
-
-def test_correct_counts_are_not_reported(sweep, sweep_pages):
-    reported = result_set(sweep)
-    assert not [error for flow in (*corpus_flows(reported), *pack_flows(reported)) for error in flow.count_errors]
-    for name in ("index.html", "corpus.html", "packing.html"):
-        assert "wrong-sum" not in (sweep_pages / name).read_text("utf-8").partition("<body>")[2]
 
 
 def test_ignored_columns_are_listed_with_their_rows(results):

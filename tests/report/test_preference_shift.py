@@ -40,7 +40,7 @@ def test_a_tie_is_half_a_preference(results):
     (change,) = preference_changes(result_set(results))
     assert [(one["before"], one["after"]) for one in change.by_source()] == [(0.5, 0.5)] * 2
     _, pages = results.report()
-    assert "chosen preferred per token in 50% → 50%" in (pages / "preferences.svg").read_text("utf-8")
+    assert "chosen preferred per token in 50% → 50%" in (pages / "preferences.html").read_text("utf-8")
 
 
 def moved(results: Results, **evaluated) -> list:

@@ -19,6 +19,7 @@ from snaketune.report.judge.data_rules import (
     swept_values,
     users_of_packs,
 )
+from snaketune.report.judge.findings import steps
 from snaketune.report.judge.headline import collect_findings, headline, judged_lineage
 from snaketune.report.judge.training_rules import training_findings, trainings
 from snaketune.report.judge.verdict import paired, row_outcomes
@@ -121,6 +122,52 @@ def test_reward_accuracy_counts_only_pairs_that_the_reference_has(results):
     assert reported["preferences.pairs.logp_accuracy_per_token"] == {"up": 1.0, "down": 1.0, "new": 1.0}
 
 
+def test_the_verdict_has_the_reward_accuracy_of_a_model_whose_reference_was_not_scored(results):
+    """The others have no rewards: a reward is relative to the reference, by which chance is right in half of the pairs."""
+    results.dpo("a", *sft_and_pairs(results))
+    kept = dict.fromkeys(PAIRS, -0.2)
+    for model in ("base-a", "sft-a"):
+        results.pairs(f"main/{model}", kept)
+        results.evaluate(f"main/{model}", right=0.5)
+    results.pairs("main/dpo-a", dict.fromkeys(PAIRS, -0.1), reference=kept)
+    results.evaluate("main/dpo-a", right=0.5, reference=True, reward_accuracy=1.0)
+    verdict = judged(results)
+    line = {one.name: one for one in verdict.table}["reward accuracy"]
+    assert (line.values, line.rows) == (["50% by chance", "50% by chance", "100%"], 40)
+    assert line.differences[0].interval == paired(np.full(40, 0.5), np.ones(40))
+    assert verdict.sentence == "dpo:a is better than base:a on 1 of 3 measures; 2 are inconclusive."
+
+
+def test_intervals_of_a_unit_have_one_scale_on_which_narrow_ones_are_seen(results):
+    results.dpo("a", *sft_and_pairs(results))
+    for model, right in (("base-a", 0.5), ("sft-a", 0.5), ("dpo-a", 0.6)):
+        results.pairs(f"main/{model}", dict.fromkeys(PAIRS, -0.2))
+        results.evaluate(f"main/{model}", right=right)
+    verdict = judged(results)
+    found = [one for line in verdict.table for one in line.differences if one.interval]
+    drawn = [one.positions(verdict.scales[one.measure.unit]) for one in found]
+    assert all(0 <= low <= middle <= high <= 100 for low, middle, high in drawn)
+    furthest = max(abs(bound) for one in found for bound in one.interval)
+    assert furthest <= verdict.scales["share"] <= 2.5 * furthest
+    assert verdict.shown_scales == "±10 and ±40 points"
+    one = replace(found[0], interval=(0.01, 0.03))
+    low, _, high = one.positions(1.0)
+    assert low > 54 and high - low > 3
+
+
+def test_next_steps_are_those_that_gain_most_first(results):
+    results.corpus("other", quarantined={"not_json": 3})
+    sft_and_pairs(results)
+    for model, right in (("base-a", 1.0), ("sft-a", 0.0)):
+        results.evaluate(f"main/{model}", right=right, preferences=())
+    reported = result_set(results)
+    found = collect_findings(
+        reported, judged_lineage(reported), judged(results).verdicts, compare_variants(reported, None)
+    )
+    first, *_, last = steps(found)
+    assert (first.reasons, last.reasons) == (["worse"], ["quarantined"])
+
+
 def test_ties_count_half(results):
     sft_and_pairs(results)
     results.pairs("main/sft-a", {"same": 0.25, "tie": 0.0}, reference={"same": 0.25, "tie": 0.0})
@@ -164,9 +211,9 @@ def test_models_without_a_common_measure_have_no_verdict(results):
 
 def test_the_overview_begins_with_verdict_cost_warnings_and_steps(sweep_pages):
     page = (sweep_pages / "index.html").read_text("utf-8")
-    top = page[: page.index('<section id="data">')]
+    top = page[: page.index('<section id="sft">')]
     for text in (
-        "dpo:soft is better than base:small on both measures.",
+        "dpo:soft is better than base:small on all 3 measures.",
         "+83.3 points",
         "GPU hours",
         "8.3% of the conversations and 25.9% of the tokens",
@@ -214,8 +261,7 @@ def test_facts_of_a_training_are_taken_from_its_run(results):
     assert reported.held_out == {"chat": (1.8, 1.5)}
     flow, _ = pack_flows(result_set(results))
     assert users_of_packs(result_set(results))[f"pack/{flow.name}"] == "sft.a.packing"
-    assert [split.split for split in flow.splits] == ["train", "held_out"]
-    assert not flow.warnings and not list(pack_findings(flow, flow.train, "sft.a.packing"))
+    assert not list(pack_findings(flow, "sft.a.packing"))
 
 
 def test_log_entries_that_are_no_numbers_are_ignored():
@@ -245,6 +291,20 @@ def test_preflight_findings_are_on_the_page(results):
     page = (pages / "index.html").read_text("utf-8")
     assert "<b>sft.demo</b>: 1 &lt;is&gt; much" in page
     assert '<code>sft.demo.training.learning_rate</code>: 1e-4 <span class="quiet">(preflight)</span>' in page
+
+
+def test_what_preflight_found_in_a_pack_is_not_repeated(results):
+    results.everything()
+    key = "sft.long.packing.length"
+    one = {"severity": "warns", "where": "sft.long", "key": key, "found": "33% of the tokens are dropped", "do": "448"}
+    for preflight, expected in (([], "tokens lost"), ([one], "preflight")):
+        for path in results.folder.glob("results/sft/*/run.json"):
+            path.write_text(
+                json.dumps(json.loads(path.read_text("utf-8")) | {"preflight": preflight}), encoding="utf-8"
+            )
+        reported = result_set(results)
+        found = collect_findings(reported, [], [], compare_variants(reported, None))
+        assert {finding.kind.partition(":")[0] for finding in found if finding.key == key} == {expected}
 
 
 def test_without_warnings_the_page_says_so(results):

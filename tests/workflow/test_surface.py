@@ -172,10 +172,10 @@ def test_snakemake_lists_the_results_whose_slice_of_the_config_has_changed(proje
 def test_snakemakes_own_report_holds_every_page_with_its_caption(project):
     project.snakemake("--report", "report.html")
     html = project.read("report.html")
-    for page in ("index.html", "sft.svg", "dpo.svg", "packing.svg", "evaluation.csv", "samples.html", "data.csv",
-                 "variants.csv", "variants.svg", "preferences.html", "preferences.svg"):  # fmt: skip
+    for page in ("index.html", "packing.html", "evaluation.csv", "evaluation.json", "samples.html", "data.csv", "variants.csv",
+                 "preferences.html"):  # fmt: skip
         assert page in html
-    for caption in ("a curve per run", "the first of each corpus by id"):
+    for caption in ("The whole run on one page", "the first of each corpus by id"):
         assert caption in html
     # The slice of the config that the report reads.
     assert "spec" in html and "sort_by" in html

@@ -9,8 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from itertools import groupby
-from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -44,31 +43,27 @@ def check_leaks(
         for other in evaluation.trained_on
         if name != other
     }
-    for other, group in groupby(sorted(pairs), itemgetter(0)):
-        seen = corpora[other]
-        # By corpus, whether system texts count, and the number of rows of each prompt that wasn't seen in training rows yet,
-        # in some 250 bytes each.
-        unseen: dict[str, tuple[bool, Counter[tuple[int, int]]]] = {}
-        for _, name in group:
-            corpus = evaluated[name]
-            if _holds_documents(corpus) and _holds_documents(seen):
-                ids = read_table(corpus.file("held_out.arrow")).column("id")
-                trained = read_table(seen.file("train.arrow")).column("id")
-                both = pc.sum(pc.is_in(ids, value_set=trained)).as_py() or 0
-                yield from _leak(corpus, seen, both, len(ids), "documents")
-            elif not _holds_documents(corpus) and not _holds_documents(seen):
-                systems = _has_system(corpus, "held_out") and _has_system(seen, "train")
-                unseen[name] = systems, Counter(_compared(*prompt, systems) for prompt in _prompts(corpus, "held_out"))
-        rows = {name: prompts.total() for name, (_, prompts) in unseen.items()}
-        for prompt in _prompts(seen, "train") if unseen else ():
-            for systems, prompts in unseen.values():
-                prompts.pop(_compared(*prompt, systems), None)
-        for name, (_, prompts) in unseen.items():
-            yield from _leak(evaluated[name], seen, rows[name] - prompts.total(), rows[name], "prompts")
+    for other, name in sorted(pairs):
+        corpus, seen = evaluated[name], corpora[other]
+        documents = _holds_documents(corpus)
+        if documents != _holds_documents(seen):
+            continue
+        systems = not documents and _has_system(corpus, "held_out") and _has_system(seen, "train")
+        # The number of held-out rows of each prompt that isn't among the training rows.
+        unseen = Counter(_compared(corpus, "held_out", systems))
+        rows = unseen.total()
+        for prompt in _compared(seen, "train", systems):
+            unseen.pop(prompt, None)
+        yield from _leak(corpus, seen, rows - unseen.total(), rows, "documents" if documents else "prompts")
 
 
-def _compared(system: int, user: int, systems: bool) -> tuple[int, int]:
-    return (system if systems else NO_SYSTEM), user
+def _compared(corpus: Artifact, split: str, systems: bool) -> Iterator[Any]:
+    """Yield for each row what it is compared by: the id of a document, or the hashes of a prompt, with its system text if
+    `systems`."""
+    if _holds_documents(corpus):
+        yield from read_table(corpus.file(f"{split}.arrow")).column("id").to_pylist()
+    else:
+        yield from ((system if systems else NO_SYSTEM, user) for system, user in _prompts(corpus, split))
 
 
 def _holds_documents(corpus: Artifact) -> bool:

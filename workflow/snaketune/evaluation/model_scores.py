@@ -2,7 +2,6 @@
 
 scores.json       held-out loss and perplexity, exact match, preference accuracy and margins, task scores; 95% intervals
 responses.jsonl   every generated response, with the prompt, the expected and the extracted answer
-lm_eval.json      results of tasks, if configured, in lm-evaluation-harness' format (`evaluation.tasks`)
 losses.arrow      loss of every held-out document (`evaluation.held_out`)
 pairs.arrow       log-probabilities of the completions of every held-out pair, with the reference's
 """
@@ -159,9 +158,7 @@ def score_model(
         for name in spec.conversations:
             scores["conversations"][name]["exact_match"] = summarize([r for r in responses if r.corpus == name])
         if prepared:
-            of_tasks, harness = run_tasks(loaded, prepared, spec.tasks, mode.batch_size(spec.tasks.batch_size))
-            scores |= of_tasks
-            write_json(work.payload / "lm_eval.json", harness)
+            scores |= run_tasks(loaded, prepared, spec.tasks, mode.batch_size(spec.tasks.batch_size))
             about = about | {"task_data": prepared.data}
     write_json(work.payload / "scores.json", scores)
     for name, schema, of_corpora in (("losses.arrow", LOSSES, losses), ("pairs.arrow", PAIRS, preferences)):

@@ -4,7 +4,6 @@ They are prepared before a model is loaded, so that bad names, data or chat temp
 anything is computed.
 """
 
-import json
 import math
 import os
 import re
@@ -27,30 +26,17 @@ if TYPE_CHECKING:
 
 # Bootstrap samples for standard errors without a formula; lm-evaluation-harness' default of 100,000 takes minutes.
 BOOTSTRAP = 1000
-# Included keys of `simple_evaluate`'s results; excluded are date, git_hash, the environment's description, and paths.
-RESULT_KEYS = (
-    "results", "groups", "group_subtasks", "configs", "versions", "n-shot", "higher_is_better", "n-samples",
-    "transformers_version", "lm_eval_version", "tokenizer_pad_token", "tokenizer_eos_token", "tokenizer_bos_token",
-    "eot_token_id", "max_length",
-)  # fmt: skip
-# Included keys of its `config`; the others name the model's folder, or a device.
-SETTINGS = (
-    "batch_size", "limit", "bootstrap_iters", "gen_kwargs", "random_seed", "numpy_seed", "torch_seed", "fewshot_seed",
-    "model_num_parameters",
-)  # fmt: skip
-ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 HUB_FILE = re.compile(r"hf://datasets/([^@]+)@([0-9a-f]{40})/")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedTasks:
-    """Tasks with their data: lm_eval's task and group objects, where they are from, the folder of their files, and the
-    commits of the data by Hub repository (an empty list where the commit isn't known)."""
+    """Tasks with their data: lm_eval's task and group objects, where they are from, and the commits of the data by Hub
+    repository (an empty list where the commit isn't known)."""
 
     manager: Any
     tasks: list[Any]
     where: str
-    folder: Path
     tokenizer: "PreTrainedTokenizerBase"
     chat_template: bool
     data: dict[str, list[str]]
@@ -92,7 +78,6 @@ def prepared_tasks(
             manager=manager,
             tasks=[part for name in questions.names for part in _parts(manager, loaded, name)],
             where=where,
-            folder=folder or Path(tasks.__file__).parent,
             tokenizer=tokenizer,
             chat_template=has_template if questions.chat_template == "auto" else questions.chat_template,
             data=_commits(loaded["tasks"]),
@@ -101,12 +86,12 @@ def prepared_tasks(
 
 def run_tasks(
     model: "PreTrainedModel", prepared: PreparedTasks, questions: TaskSettings, batch_size: int
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> dict[str, Any]:
     """Evaluate a model on the tasks; SnaketuneError if a task gives no numeric score.
 
     Returns:
         The entries of scores.json, by task and metric (`METRIC,FILTER` where the task has a named filter): `tasks`,
-        `task_stderrs` by lm-evaluation-harness, and their `task_intervals`; and the contents of `lm_eval.json`.
+        `task_stderrs` by lm-evaluation-harness, and their `task_intervals`.
     """
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
@@ -136,14 +121,7 @@ def run_tasks(
         )
     stderrs = {task: _numbers(values, "_stderr") for task, values in measured}
     intervals = {task: _intervals(scores[task], errors, _size(results, task)) for task, errors in stderrs.items()}
-    harness = harness_results(
-        results,
-        [prepared.folder, prepared.folder.absolute(), Path.cwd()],
-        fewshot_as_multiturn=prepared.chat_template and questions.few_shot_as_multiturn,
-        system_instruction=questions.system_instruction,
-        chat_template=prepared.tokenizer.chat_template if prepared.chat_template else None,
-    )
-    return {"tasks": scores, "task_stderrs": stderrs, "task_intervals": intervals}, harness
+    return {"tasks": scores, "task_stderrs": stderrs, "task_intervals": intervals}
 
 
 def _load(manager: Any, names: tuple[str, ...], where: str) -> dict[str, dict[str, Any]]:
@@ -208,34 +186,6 @@ def _size(results: dict[str, Any], name: str) -> int:
     if samples := results["n-samples"].get(name):
         return samples["effective"]
     return sum(_size(results, part) for part in results["group_subtasks"].get(name, ()))
-
-
-def harness_results(results: dict[str, Any], folders: list[Path], **extra: Any) -> dict[str, Any]:
-    """The contents of `lm_eval.json`: results of `simple_evaluate` with `extra` entries in lm-evaluation-harness'
-    own format.
-
-    Values that vary between runs (times, memory addresses) or machines (paths, hardware) are removed, so that equal scores
-    give equal files: paths below `folders` become relative, others are reduced to the file name. Seeds and versions are
-    included.
-    """
-    document = {key: results[key] for key in RESULT_KEYS if key in results}
-    document["config"] = {"model": "hf"} | {key: results["config"].get(key) for key in SETTINGS}
-    # NaN and infinities aren't valid JSON.
-    plain = json.loads(json.dumps(document | extra, default=str), parse_constant=lambda name: None)
-    return _portable(plain, [f"{folder}/" for folder in folders])
-
-
-def _portable(value: Any, folders: list[str]) -> Any:
-    if isinstance(value, dict):
-        return {_portable(key, folders): _portable(inner, folders) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_portable(inner, folders) for inner in value]
-    if not isinstance(value, str):
-        return value
-    for folder in folders:
-        value = value.replace(folder, "")
-    is_path = value.startswith("/") and len(value) < 1000 and "\n" not in value and Path(value).exists()
-    return Path(value).name if is_path else ADDRESS.sub("", value)
 
 
 @contextmanager

@@ -28,14 +28,14 @@ from snaketune.report.text import clean
 # Spreadsheets compute a cell that begins with one of these (also in full width); some ignore leading whitespace.
 FORMULAS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
-Table = tuple[list[str], list[dict[str, Any]]]
+Row = dict[str, Any]
+Table = tuple[list[str], list[Row]]
 TO_FILL_IN = ("better", "note")
 
 COLUMNS = ["stage", "name", "source", "split", "what", "reason", "rows", "tokens", "supervised_tokens"]
-Row = dict[str, Any]
 
 
-def count_rows(results: ResultSet) -> tuple[list[str], list[Row]]:
+def count_rows(results: ResultSet) -> Table:
     """Columns and rows of data.csv. A cell is empty where nothing is counted."""
     rows: list[Row] = []
     for flow in corpus_flows(results):
@@ -106,7 +106,7 @@ def prompt_corpora(evaluations: Mapping[str, list[ScoredModel]]) -> dict[str, li
 
 
 def tables(evaluation: str, corpus: str, models: list[ScoredModel]) -> list[Table]:
-    """Columns and rows of each of FILES, sorted by id."""
+    """Columns and rows of each of `pages.JUDGING`, sorted by id."""
     labels = [scored.model for scored in models]
     columns = [f"response_{number}" for number in range(1, len(labels) + 1)]
     texts: dict[str, dict[str, str]] = {}
@@ -162,7 +162,7 @@ def _escape_formula(value: Any) -> Any:
     return value
 
 
-def score_rows(results: ResultSet) -> tuple[list[str], list[dict[str, Any]]]:
+def score_rows(results: ResultSet) -> Table:
     """Columns and rows of evaluation.csv: a measure per row, a model per column, unrounded."""
     rows = [
         {"evaluation": evaluation, "on": measure.on, "measure": measure.name, "unit": measure.unit} | measure.values
@@ -172,7 +172,7 @@ def score_rows(results: ResultSet) -> tuple[list[str], list[dict[str, Any]]]:
     return ["evaluation", "on", "measure", "unit", *unique(scored.model for scored in results.scored)], rows
 
 
-def variant_rows(variants: Variants) -> tuple[list[str], list[dict[str, Any]]]:
+def variant_rows(variants: Variants) -> Table:
     """Columns and rows of variants.csv: a run per row, unrounded, in the order of the table."""
     named = {f"{column.on}: {column.name}": column for column in variants.columns}
     rows = []

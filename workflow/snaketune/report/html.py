@@ -1,16 +1,14 @@
 """Render templates as HTML pages. All text from data and models is untrusted, so it is escaped."""
 
-from collections.abc import Sequence
 from functools import cache
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from snaketune.report import text
-from snaketune.report.charts.style import COLOURS, Chart, in_page
+from snaketune.report.charts.style import COLOURS
 
 FILTERS = ("whole", "short", "decimal", "percent", "duration", "clean", "words")
 
@@ -34,11 +32,6 @@ def environment() -> Environment:
     environment.filters |= {name: getattr(text, name) for name in FILTERS}
     environment.filters |= {"zip": zip, "groupby_run": _runs}
     return environment
-
-
-def inline_panels(chart: Chart, drawn: Sequence[str]) -> list[tuple[str, Markup]]:
-    """Title and SVG of each panel. The SVG is marked as safe, since matplotlib escapes the text in it."""
-    return [(panel.title, Markup(in_page(svg))) for panel, svg in zip(chart.panels, drawn, strict=True)]
 
 
 def _runs(values: list[Any], attribute: str) -> list[tuple[Any, list[Any]]]:

@@ -1,18 +1,19 @@
-"""Write the pages of the `report` stage: an HTML report of all results, and figures and tables for Snakemake's own report.
+"""Write the pages of the `report` stage: an HTML report of all results, and tables as CSV files.
 
 Reads manifests, run.json files and small payloads (scores, responses, the index of packed documents, the first lines of
 records), but no weights, and doesn't import torch. A report of a few hundred thousand conversations takes a few seconds, most
 of them in matplotlib.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from snaketune.files import write_json
 from snaketune.report.charts.data_charts import data_charts
 from snaketune.report.charts.model_charts import evaluation_chart, preferences_chart, race_chart, variants_chart
-from snaketune.report.charts.style import Chart, model_styles, panel_svg, svg_file
+from snaketune.report.charts.style import Chart, model_styles
 from snaketune.report.charts.training_charts import dpo_chart, sft_chart
 from snaketune.report.compare import measures, variants
 from snaketune.report.compare.earlier_runs import EarlierRuns
@@ -24,7 +25,7 @@ from snaketune.report.data.preference_shift import flips, preference_changes
 from snaketune.report.data.races import races_of
 from snaketune.report.data.results import ResultSet
 from snaketune.report.data.samples import Sample, answers_while_training, choose, dropped_examples, tokenized_rows
-from snaketune.report.html import inline_panels, render
+from snaketune.report.html import render
 from snaketune.report.judge.findings import groups, steps
 from snaketune.report.judge.headline import collect_findings, headline, judged_lineage
 from snaketune.report.pages import pages_for, side_by_side_files
@@ -39,30 +40,21 @@ FLIPS_ON_THE_OVERVIEW, FLIPS = 2, 8
 
 
 def write_pages(spec: ReportSpec, work: WorkFolder, results: ResultSet, earlier: EarlierRuns) -> Outcome:
-    """Fill `work.payload` with the files that `pages_for` lists for the stages of the results."""
-    files = pages_for(results.stages, compared=bool(earlier.others))
-    pages = Pages(spec, results, earlier, files)
-    for name in files:
-        path = work.payload / name
+    """Fill `work.payload` with the files that `pages_for` and `side_by_side_files` list for the results."""
+    pages = Pages(spec, results, earlier)
+    for path in map(Path, pages_for(results.stages, compared=bool(earlier.others))):
         match path.suffix:
             case ".html":
-                _write(path, render(path.stem, **pages.shared, **pages.values[path.stem]()))
-            case ".svg":
-                _write(path, svg_file(pages.charts[path.stem], pages.drawn[path.stem]))
-            case ".json":
-                write_json(
-                    path,
-                    {
-                        name: {scored.model: scored.scores for scored in models}
-                        for name, models in results.evaluations.items()
-                    },
-                )
+                _write(work.payload / path, render(path.stem, **pages.shared, **pages.values[path.stem]()))
             case ".csv":
-                _write(path, csv_text(pages.tables[path.stem]()))
-    for key, names in side_by_side_files(prompt_corpora(results.evaluations)).items():
+                _write(work.payload / path, csv_text(pages.tables[path.stem]()))
+            case ".json":
+                of_models = results.evaluations.items()
+                scores = {name: {scored.model: scored.scores for scored in models} for name, models in of_models}
+                write_json(work.payload / path, scores)
+    for key, names in pages.side_by_side.items():
         evaluation, _, corpus = key.partition("/")
         for name, table in zip(names, tables(evaluation, corpus, results.evaluations[evaluation]), strict=True):
-            (work.payload / name).parent.mkdir(parents=True, exist_ok=True)
             _write(work.payload / name, csv_text(table))
     counts = {"results": {stage: len(results.of(stage)) for stage in sorted(results.stages)}}
     # The clean target keeps the work folders of compared results.
@@ -70,45 +62,32 @@ def write_pages(spec: ReportSpec, work: WorkFolder, results: ResultSet, earlier:
     return Outcome(counts=counts, about=variants.best_entry(pages.variants) | compared_work)
 
 
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8", newline="\n")
+
+
 class Pages:
     """The charts, tables and values of all pages of one report.
 
     Attributes:
-        charts: By the stem of their file name.
-        drawn: The SVG of each panel of a chart, by the same name.
-        panels: Title and SVG of each panel for a page, by the same name.
         shared: The values that every page has.
         values: By page, a function that returns the values that only it has.
         tables: By the stem of a CSV file, a function that returns its columns and rows.
+        side_by_side: The files with all responses, by evaluation and corpus.
     """
 
-    def __init__(self, spec: ReportSpec, results: ResultSet, earlier: EarlierRuns, files: Collection[str]):
+    def __init__(self, spec: ReportSpec, results: ResultSet, earlier: EarlierRuns):
         self.results, self.earlier = results, earlier
+        self.styles = model_styles([*results.models, *earlier.labels])
+        self.side_by_side = side_by_side_files(prompt_corpora(results.evaluations))
         self.races = races_of(results)
         self.variants = variants.compare_variants(results, spec.sort_by)
         self.changes = preference_changes(results)
-        styles = model_styles([*results.models, *earlier.labels])
-        charts: dict[str, Callable[[], Chart]] = {
-            "sft": lambda: sft_chart(results, styles),
-            "dpo": lambda: dpo_chart(results, styles),
-            "variants": lambda: variants_chart(self.variants, self.changes, styles),
-            "race": lambda: race_chart(self.races, styles),
-            "evaluation": lambda: evaluation_chart(results, styles),
-            "preferences": lambda: preferences_chart(self.changes, styles),
-            "compare": lambda: earlier.chart(styles),
-        }
-        self.charts = data_charts(results)
-        self.charts |= {name: make() for name, make in charts.items() if f"{name}.svg" in files}
-        self.drawn = {
-            name: [panel_svg(chart, number) for number in range(len(chart.panels))]
-            for name, chart in self.charts.items()
-        }
-        self.panels = {name: inline_panels(chart, self.drawn[name]) for name, chart in self.charts.items()}
         self.shared = {
             "spec": spec.model_copy(update={"title": clean(spec.title), "note": clean(spec.note)}),
-            "styles": styles,
+            "styles": self.styles,
             "charts": self.charts,
-            "panels": self.panels,
             "variants": self.variants,
         }
         self.values: dict[str, Callable[[], dict[str, Any]]] = {
@@ -116,7 +95,11 @@ class Pages:
             "corpus": self._corpus,
             "packing": self._packing,
             "preferences": lambda: {"preference_changes": self._changes(self.variants.labels, FLIPS)},
-            "samples": self._samples_page,
+            "samples": lambda: {
+                "samples": self._samples(),
+                "side_by_side": self.side_by_side,
+                "while_training": answers_while_training(results),
+            },
             "compare": lambda: {"comparisons": earlier.comparisons},
         }
         self.tables: dict[str, Callable[[], Table]] = {
@@ -124,6 +107,23 @@ class Pages:
             "variants": lambda: variant_rows(self.variants),
             "evaluation": lambda: score_rows(results),
         }
+
+    @cached_property
+    def charts(self) -> dict[str, Chart]:
+        """By name; those without results are omitted."""
+        results, styles = self.results, self.styles
+        charts: dict[str, tuple[set[str], Callable[[], Chart]]] = {
+            "sft": ({"sft"}, lambda: sft_chart(results, styles)),
+            "dpo": ({"dpo"}, lambda: dpo_chart(results, styles)),
+            "variants": ({"dpo"}, lambda: variants_chart(self.variants, self.changes, styles)),
+            "race": ({"race"}, lambda: race_chart(self.races, styles)),
+            "evaluation": ({"eval"}, lambda: evaluation_chart(results, styles)),
+            "preferences": ({"dpo", "eval"}, lambda: preferences_chart(self.changes, styles)),
+        }
+        made = {name: make() for name, (stages, make) in charts.items() if stages <= results.stages}
+        if self.earlier.others:
+            made["compare"] = self.earlier.chart(styles)
+        return made | data_charts(results)
 
     def _index(self) -> dict[str, Any]:
         results, best = self.results, self.variants.best
@@ -152,21 +152,14 @@ class Pages:
 
     def _corpus(self) -> dict[str, Any]:
         examples = map(dropped_examples, self.results.of("corpus"))
-        return {"corpora": list(zip(corpus_flows(self.results), examples, self.panels["characters"], strict=True))}
+        figures = self.charts["characters"].figures
+        return {"corpora": list(zip(corpus_flows(self.results), examples, figures, strict=True))}
 
     def _packing(self) -> dict[str, Any]:
         flows = pack_flows(self.results)
-        drawn = zip(*(self.panels[name] for name in ("lengths", "packing", "supervised")), strict=True)
+        drawn = zip(*(self.charts[name].figures for name in ("lengths", "packing", "supervised")), strict=True)
         panels = dict(zip([flow.name for flow in flows if flow.packed], drawn))
         return {"packs": flows, "panels_of": panels, "tokenized": tokenized_rows(self.results)}
-
-    def _samples_page(self) -> dict[str, Any]:
-        files = side_by_side_files(prompt_corpora(self.results.evaluations))
-        return {
-            "samples": self._samples(),
-            "side_by_side": files,
-            "while_training": answers_while_training(self.results),
-        }
 
     def _samples(self, per_corpus: int | None = None) -> dict[str, list[Sample]]:
         evaluations = self.results.evaluations.items()
@@ -174,12 +167,13 @@ class Pages:
 
     def _changes(self, labels: list[str], most: int) -> list[dict[str, Any]]:
         """The changes in the held-out pairs of the runs `labels`: figures, counts and the pairs that flipped."""
-        # The chart has two panels per change.
-        panels = {id(change): self.panels["preferences"][2 * n : 2 * n + 2] for n, change in enumerate(self.changes)}
+        figures = self.charts["preferences"].figures if self.changes else []
+        # Two panels for each change.
+        drawn = dict(zip(map(id, self.changes), zip(figures[::2], figures[1::2], strict=True), strict=True))
         return [
             {
                 "change": change,
-                "panels": panels[id(change)],
+                "panels": drawn[id(change)],
                 "outcomes": {"per token": change.outcomes(True), "whole response": change.outcomes(False)},
                 "flips": {name: flips(self.results, change, name == "won", most) for name in ("won", "lost")},
             }
@@ -187,7 +181,3 @@ class Pages:
             for change in self.changes
             if change.label == label
         ]
-
-
-def _write(path: Path, content: str) -> None:
-    path.write_text(content, encoding="utf-8", newline="\n")

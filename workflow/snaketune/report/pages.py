@@ -5,34 +5,24 @@ from collections.abc import Collection, Iterable, Mapping
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.job import Job
 
-FILES = ("side_by_side", "blind", "key")
-
+# For human evaluation, of each corpus of an evaluation.
+JUDGING = ("side_by_side", "blind", "key")
 # Stages that must have results, and for each file of the report its category in Snakemake's report and its caption.
 PAGES: tuple[tuple[set[str], dict[str, tuple[str, str]]], ...] = (
     (set(), {"index.html": ("Overview", "overview"), "data.csv": ("Data", "data")}),
-    ({"corpus"}, {"corpus.html": ("Data", "corpus"), "characters.svg": ("Data", "characters")}),
-    # The length of a document in tokens is known only after packing.
+    ({"corpus"}, {"corpus.html": ("Data", "corpus")}),
+    ({"pack"}, {"packing.html": ("Data", "rows")}),
+    ({"dpo"}, {"variants.csv": ("Variants", "variants")}),
     (
-        {"pack"},
+        {"eval"},
         {
-            "packing.html": ("Data", "rows"),
-            "lengths.svg": ("Data", "lengths"),
-            "packing.svg": ("Data", "packing"),
-            "supervised.svg": ("Data", "supervised"),
+            "evaluation.csv": ("Evaluation", "evaluation"),
+            "evaluation.json": ("Evaluation", "evaluation"),
+            "samples.html": ("Evaluation", "samples"),
         },
     ),
-    ({"sft"}, {"sft.svg": ("Training", "sft")}),
-    ({"dpo"}, {"dpo.svg": ("Training", "dpo")}),
-    ({"dpo"}, {f"variants.{suffix}": ("Variants", "variants") for suffix in ("svg", "csv")}),
-    ({"race"}, {"race.svg": ("Variants", "race")}),
-    ({"eval"}, {f"evaluation.{suffix}": ("Evaluation", "evaluation") for suffix in ("csv", "svg", "json")}),
-    ({"eval"}, {"samples.html": ("Evaluation", "samples")}),
-    (
-        {"dpo", "eval"},
-        {"preferences.html": ("Evaluation", "preferences"), "preferences.svg": ("Evaluation", "distributions")},
-    ),
+    ({"dpo", "eval"}, {"preferences.html": ("Evaluation", "preferences")}),
 )
-COMPARISON = {f"compare.{suffix}": ("Comparison", "compare") for suffix in ("html", "svg")}
 
 
 def pages_of(graph: JobGraph) -> dict[str, tuple[str, str]]:
@@ -55,17 +45,14 @@ def _reported(graph: JobGraph) -> tuple[Job, ...]:
     return graph.job("report", "").artifacts["results"]
 
 
-def pages_for(stages: Collection[str], compared: bool = False) -> dict[str, tuple[str, str]]:
-    """The pages for stages that have results.
-
-    Args:
-        compared: Whether `report.compare` names earlier runs.
+def pages_for(stages: Collection[str], *, compared: bool = False) -> dict[str, tuple[str, str]]:
+    """The pages for stages that have results. Args: compared: whether `report.compare` names earlier runs.
 
     >>> list(pages_for({"corpus"}))
-    ['index.html', 'data.csv', 'corpus.html', 'characters.svg']
+    ['index.html', 'data.csv', 'corpus.html']
     """
     pages = {name: about for needed, group in PAGES if needed <= {*stages} for name, about in group.items()}
-    return pages | (COMPARISON if compared else {})
+    return pages | ({"compare.html": ("Comparison", "compare")} if compared else {})
 
 
 def side_by_side_files(corpora: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
@@ -78,4 +65,4 @@ def side_by_side_files(corpora: Mapping[str, Iterable[str]]) -> dict[str, list[s
     'side_by_side/main/chat/side_by_side.csv'
     """
     keys = [f"{evaluation}/{corpus}" for evaluation, corpora in corpora.items() for corpus in corpora]
-    return {key: [f"side_by_side/{key}/{name}.csv" for name in FILES] for key in keys}
+    return {key: [f"side_by_side/{key}/{name}.csv" for name in JUDGING] for key in keys}

@@ -1,7 +1,6 @@
 """Styles of the figures: colours, panels, and deterministic SVG.
 
-Each panel is drawn once. An SVG file holds the panels of a chart side by side, in fixed colours on white. A page holds each
-separately, so that they are stacked at a readable size on a phone, in colours that are CSS variables and follow the scheme.
+A page holds each panel separately, so that they are stacked at a readable size on a phone.
 """
 
 import io
@@ -12,10 +11,11 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
+from functools import cached_property
 
 import matplotlib as mpl
 import numpy as np
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
@@ -44,22 +44,18 @@ COLOURS = {
     "merge-2": ("#7a7a1f", "#c5c56a"),
 }
 MUTED = COLOURS["muted"][0]
-# Dashes of matplotlib, and their lengths in SVG.
-DASHES = {"-": "none", "--": "6 2", ":": "1 2", "-.": "6 2 1 2"}
+DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "D", "s", "^")
 # Inches; text of 9 points stays legible when a panel is scaled to the width of a phone.
 PANEL_WIDTH, PANEL_HEIGHT = 4.3, 2.6
-# Per inch, the unit of SVG; two lines of a title.
-POINTS, LINE_HEIGHT, TITLE_HEIGHT = 72, 12, 28
 # Above this many points, a line is drawn as medians in a band from minimum to maximum.
 MANY_POINTS, BUCKETS = 2000, 400
-KEY_COLUMNS = 4
-TITLE_CHARACTERS = 56
 # An id that matplotlib generated.
 DIGEST = re.compile(r'(?:(?<=id=")|(?<=url\(#)|(?<=href="#))([a-zA-Z])[0-9a-f]{10}\b')
 # The element that matplotlib draws, with its width and height.
 ROOT = re.compile(r'<svg [^>]*?viewBox="0 0 ([\d.]+) ([\d.]+)"[^>]*>')
 SETTINGS = {
+    "svg.hashsalt": "report",
     "svg.fonttype": "none",
     "text.parse_math": False,
     "font.family": "DejaVu Sans",
@@ -108,11 +104,16 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Panels of one figure, and their legend (`key`)."""
+    """Panels with a common legend (`key`)."""
 
     name: str
     panels: list[Panel]
     key: dict[str, Style]
+
+    @cached_property
+    def figures(self) -> list[tuple[str, Markup]]:
+        """Title and SVG of each panel; drawn once."""
+        return [(panel.title, panel_svg(panel, f"{self.name}-{number}")) for number, panel in enumerate(self.panels)]
 
 
 def model_styles(labels: Iterable[str]) -> dict[str, Style]:
@@ -129,66 +130,21 @@ def model_styles(labels: Iterable[str]) -> dict[str, Style]:
         colours = [name for name in COLOURS if name.startswith(f"{kind}-")]
         turn, number = divmod(seen[kind], len(colours))
         seen[kind] += 1
-        styles[label] = Style(colour=colours[number], dash=list(DASHES)[turn % 4], marker=MARKERS[turn % 4])
+        styles[label] = Style(colour=colours[number], dash=DASHES[turn % 4], marker=MARKERS[turn % 4])
     return styles
 
 
-def panel_svg(chart: Chart, number: int) -> str:
-    """One panel as an SVG element in fixed colours, without its title; no other panel has its ids."""
-    panel = chart.panels[number]
-    with mpl.rc_context(SETTINGS | {"svg.hashsalt": chart.name}):
+def panel_svg(panel: Panel, name: str) -> Markup:
+    """A panel without its title as an SVG element of a page: as wide as it is shown, in the page's font, and with CSS variables
+    as colours, which follow the scheme; `name` is the prefix of its ids. matplotlib escapes the text in it."""
+    with mpl.rc_context(SETTINGS):
         figure = Figure(figsize=(PANEL_WIDTH, panel.height), layout="constrained")
         panel.draw(figure.subplots())
-        svg = _svg(figure, f"{chart.name}-{number}")
-    return svg[svg.index("<svg") :]
-
-
-def in_page(panel: str) -> str:
-    """A drawn panel for a page: as wide as it is shown, in the page's font, and with CSS variables as colours."""
+        svg = _svg(figure, name)
     for colour, (light, _) in COLOURS.items():
-        panel = panel.replace(light, f"var(--{colour})")
-    panel = panel.replace("; font-family: 'DejaVu Sans'", "")
-    return ROOT.sub(r'<svg viewBox="0 0 \1 \2" role="img">', panel, count=1)
-
-
-def svg_file(chart: Chart, drawn: Sequence[str]) -> str:
-    """A chart as a standalone SVG file: its drawn panels with their titles, in two columns or one, and the legend."""
-    heights = [POINTS * panel.height for panel in chart.panels]
-    # A short panel beside a tall one would leave a gap.
-    columns = 2 if len(heights) > 1 and max(heights) < 1.8 * min(heights) else 1
-    column_width = POINTS * PANEL_WIDTH
-    panels: list[str] = []
-    labels: list[str] = []
-    bottom = 0.0
-    for number, (panel, svg) in enumerate(zip(chart.panels, drawn, strict=True)):
-        column = number % columns
-        if column == 0:
-            top, bottom = bottom, bottom + TITLE_HEIGHT + max(heights[number : number + columns])
-        x = column * column_width
-        for line, text in enumerate(textwrap.wrap(panel.title, TITLE_CHARACTERS), 1):
-            labels.append(f'<text x="{x + 6:g}" y="{top + line * LINE_HEIGHT:g}">{escape(text)}</text>')
-        place = f'x="{x:g}" y="{top + TITLE_HEIGHT:g}"'
-        panels.append(ROOT.sub(rf'<svg {place} width="\1" height="\2" viewBox="0 0 \1 \2">', svg, count=1))
-    # As many entries of the legend in a line as fit.
-    longest = max(map(len, chart.key), default=0)
-    entries = max(1, min(KEY_COLUMNS, int(columns * column_width / (40 + 6 * longest))))
-    for number, (label, style) in enumerate(chart.key.items()):
-        line, column = divmod(number, entries)
-        x, y = 6 + column * columns * column_width / entries, bottom + (line + 1) * LINE_HEIGHT
-        labels.append(f'<path d="M{x:g} {y - 3:g}h20" stroke="{style.hex}" stroke-dasharray="{DASHES[style.dash]}"/>')
-        labels.append(f'<text x="{x + 26:g}" y="{y:g}">{escape(label)}</text>')
-    height = bottom + LINE_HEIGHT * (math.ceil(len(chart.key) / entries) + 0.5)
-    lines = [
-        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-        f'viewBox="0 0 {columns * column_width:g} {height:g}">',
-        f'<rect width="100%" height="100%" fill="{COLOURS["surface"][0]}"/>',
-        f'<g font-family="DejaVu Sans, sans-serif" font-size="9" fill="{COLOURS["ink"][0]}" stroke-width="1.5">',
-        *labels,
-        "</g>",
-        *panels,
-        "</svg>\n",
-    ]
-    return "\n".join(lines)
+        svg = svg.replace(light, f"var(--{colour})")
+    svg = svg.replace("; font-family: 'DejaVu Sans'", "")
+    return Markup(ROOT.sub(r'<svg viewBox="0 0 \1 \2" role="img">', svg[svg.index("<svg") :], count=1))
 
 
 def trace(

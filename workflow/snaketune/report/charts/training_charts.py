@@ -195,7 +195,7 @@ def _speed(runs: list[Result], styles: Styles) -> Panel:
                     # At the bottom of the axes: a size that ran out of memory has no throughput.
                     rows, bad = size["micro_batch_rows"], COLOURS["bad"][0]
                     ax.plot(rows, 0.03, "x", color=bad, transform=ax.get_xaxis_transform())
-        ax.set(xlabel="rows per micro-batch (x: out of memory)", ylabel="tokens per second")
+        ax.set(xlabel="rows per micro-batch (x: out of memory, ring: used)", ylabel="tokens per second")
         ax.set_ylim(0, None)
         ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         _rows_axis(ax)

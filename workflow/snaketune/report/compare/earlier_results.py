@@ -14,7 +14,7 @@ from snaketune.artifacts.manifest import Artifact, read_artifact
 from snaketune.artifacts.plain_json import parse_json
 from snaketune.config.base import check_plain
 from snaketune.errors import SnaketuneError
-from snaketune.report.data.results import Manifest, check
+from snaketune.report.compare.forms import Manifest, check
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.table import STAGES
 

@@ -16,12 +16,14 @@ from snaketune.publishing.results import Result, is_number, read_json
 from snaketune.report.charts.style import Chart, Style, message
 from snaketune.report.charts.training_charts import curve, throughput
 from snaketune.report.compare.earlier_results import COMPARED, KEY, result_of
+from snaketune.report.compare.forms import TABLES, Response, Scores, TrainingRun, check, check_table
 from snaketune.report.compare.variants import leaves, value_text
-from snaketune.report.data.results import ResultSet, ScoredModel, TrainingRun, check, logged_numbers, natural, scored_of
-from snaketune.report.judge.verdict import Difference, differences
+from snaketune.report.data.results import ResultSet, ScoredModel, logged_numbers, natural, scored_of
+from snaketune.report.judge.verdict import Difference, differences, interval_scales
 from snaketune.report.text import NOTHING, clean, decimal, duration, percent, whole
 from snaketune.stages.cache.status import differing as differing_paths
 from snaketune.stages.specs import ReportedJob
+from snaketune.tables import read_table
 
 DIGITS = 8
 Rows = dict[str, dict[str, str]]
@@ -59,6 +61,13 @@ class Comparison:
     differing: Rows
     outcomes: Rows
     scores: dict[str, list[Difference] | str]
+
+    @property
+    def scales(self) -> dict[str, float]:
+        """By unit, the end of the scale to which intervals are drawn."""
+        return interval_scales(
+            difference for some in self.scores.values() if not isinstance(some, str) for difference in some
+        )
 
 
 class EarlierRuns:
@@ -101,7 +110,7 @@ class EarlierRuns:
             for evaluation in of_models
             if evaluation.manifest["inputs"].get("model", [])[:1] == [artifact.content]
         ]
-        scored = [scored_of(Result(job=job, artifact=evaluation)) for evaluation in evaluations]
+        scored = [_checked(scored_of(Result(job=job, artifact=evaluation))) for evaluation in evaluations]
         return EarlierRun(run=result, evaluations=scored, ours=ours[0] if ours else None)
 
     @property
@@ -162,6 +171,16 @@ class EarlierRuns:
         drawn = [panel for panel in panels if panel] or [message("None of the runs has a log.")]
         key = {run.label: styles[run.label] for comparison in self.comparisons for run in comparison.runs}
         return Chart(name="compare", panels=drawn, key=key)
+
+
+def _checked(scored: ScoredModel) -> ScoredModel:
+    """The evaluation, with all files in the form that stages write; SnaketuneError if one isn't."""
+    file = scored.result.artifact.file
+    check(file("scores.json"), Scores, scored.scores)
+    check(file("responses.jsonl"), list[Response], scored.responses)
+    for name in TABLES:
+        check_table(file(name), read_table(file(name)))
+    return scored
 
 
 def _numbers_of(run: Result) -> list[dict[str, float]]:

@@ -30,7 +30,7 @@ MADE_FROM = {"model": "from", "pack": "pairs"}
 # Words in the names of scores where lower is better.
 LOWER_IS_BETTER = {"bits", "brier", "cer", "error", "kl", "loss", "nll", "perplexity", "ter", "tokens", "wer"}
 # Redundant measures that the table omits; evaluation.csv has them all.
-EXCLUDED = ("perplexity", "log-prob margin", "log-prob accuracy")
+EXCLUDED = ("perplexity", "log-prob margin", "log-prob accuracy", "chosen log-prob", "rejected log-prob")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,5 @@
-"""The row counts of a corpus, and whether they add up: read + extra + repeated = joined + quarantined + dropped + kept; and the
-counts of its tokenized rows.
-
-All counts are from manifests. Whether they add up is checked here, not assumed.
-"""
+"""The row counts of a corpus (read + extra + repeated = joined + quarantined + dropped + kept), and those of its tokenized
+rows, from manifests."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -11,7 +8,7 @@ from typing import Any, get_args
 from snaketune.config.corpus_sources import PersonalData
 from snaketune.publishing.results import Result
 from snaketune.report.data.results import ResultSet, by_whole
-from snaketune.report.text import NOTHING, clean, whole
+from snaketune.report.text import NOTHING, clean
 
 SPLITS = ("train", "held_out")
 TOKEN_COUNTS = ("rows", "tokens", "supervised_tokens", "control_text", "nothing_supervised")
@@ -39,12 +36,13 @@ class RowCounts:
     kept: int
 
     @property
-    def incoming(self) -> int:
-        return self.read + self.extra + self.repeated
+    def over_cap(self) -> int:
+        """Rows that `max_rows` left out, which nothing is wrong with."""
+        return self.dropped.get("over_cap", 0)
 
     @property
-    def outgoing(self) -> int:
-        return self.joined + self.quarantined + sum(self.dropped.values()) + self.kept
+    def within_cap(self) -> int:
+        return self.joined + self.quarantined + sum(self.dropped.values()) + self.kept - self.over_cap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +53,6 @@ class SourceFlow:
     layouts: dict[str, int]
     ignored: dict[str, int]
     rows: RowCounts
-
-    @property
-    def count_errors(self) -> list[str]:
-        return count_error("rows", self.rows.incoming, f"came in from {self.name}", self.rows.outgoing, "went out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,26 +76,6 @@ class CorpusFlow:
     near_duplicates: dict[str, int] | None
     contamination: dict[str, Any] | None
     characters: dict[str, list[int]] | None
-
-    @property
-    def count_errors(self) -> list[str]:
-        rows = self.rows
-        errors = count_error("rows", rows.incoming, "came in", rows.outgoing, "went out")
-        errors += count_error("rows", rows.quarantined, "quarantined", sum(self.quarantined.values()), "have a reason")
-        if self.sources:
-            for what in ("read", "kept"):
-                parts = sum(getattr(source.rows, what) for source in self.sources)
-                errors += count_error("rows", getattr(rows, what), what, parts, "counted by source")
-        return errors + [error for source in self.sources for error in source.count_errors]
-
-
-def count_error(unit: str, count: int, name: str, other_count: int, other_name: str) -> list[str]:
-    """A message if two counts differ, else an empty list.
-
-    >>> count_error("rows", 60, "kept by the corpus", 59, "tokenized")
-    ['60 rows kept by the corpus, but 59 tokenized']
-    """
-    return [] if count == other_count else [f"{whole(count)} {unit} {name}, but {whole(other_count)} {other_name}"]
 
 
 def corpus_flows(results: ResultSet) -> list[CorpusFlow]:
@@ -176,7 +150,6 @@ class Tokenized:
     parity_rows: int
     rows_by_reference: int
     parts: int
-    expected_parts: int
 
 
 def merge_parts(name: str, parts: list[Result]) -> Tokenized:
@@ -194,7 +167,6 @@ def merge_parts(name: str, parts: list[Result]) -> Tokenized:
         parity_rows=sum(part.run.get("parity_rows", 0) for part in parts),
         rows_by_reference=sum(part.run.get("rows_by_reference", 0) for part in parts),
         parts=len(parts),
-        expected_parts=spec["parts"],
     )
 
 

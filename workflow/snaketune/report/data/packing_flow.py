@@ -3,15 +3,14 @@
     read = kept + dropped                                                       in sequences
     tokens read + mismatched = tokens packed + dropped + truncated + shared     in tokens
 
-All counts are from the manifest of the stage that counted them. Whether they add up is checked here, not assumed.
+All counts are from the manifest of the stage that counted them.
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from snaketune.engine.packing.truncation import warning
 from snaketune.publishing.results import Result
-from snaketune.report.data.corpus_flow import SPLITS, Tokenized, count_error, merge_parts
+from snaketune.report.data.corpus_flow import SPLITS, Tokenized, merge_parts
 from snaketune.report.data.results import ResultSet
 
 UNITS = {"preference": "pairs", "unpaired": "completions"}
@@ -28,7 +27,7 @@ class SplitFlow:
         shared: Tokens of common prefixes, which are written once: of prompts, and of completions.
         mismatched: Tokens of completions that are also packed after the prompts of other rows.
         rows, capacity: Packed rows, and the tokens that they can hold; None for raw rows.
-        upstream: Counts of the stages before packing, as (unit, count, stage in words).
+        lost_to_length: What rows are too short for (`engine.packing.truncation`).
     """
 
     split: str
@@ -46,7 +45,6 @@ class SplitFlow:
     mismatched: int
     rows: int | None
     capacity: int | None
-    upstream: tuple[tuple[str, int, str], ...] = ()
     lost_to_length: dict[str, Any] | None = None
 
     @property
@@ -58,21 +56,6 @@ class SplitFlow:
     def padding(self) -> int | None:
         return None if self.capacity is None else self.capacity - self.tokens
 
-    @property
-    def count_errors(self) -> list[str]:
-        """Messages about counts that don't add up, within packing and between stages."""
-        read = {"rows": self.read, "tokens": self.read_tokens}
-        errors = []
-        for unit, count, stage in self.upstream:
-            errors += count_error(unit, count, stage, read[unit], "read by packing")
-        errors += count_error("rows", self.read, "read", self.kept + sum(self.dropped.values()), "packed and dropped")
-        removed = sum(self.dropped_tokens.values()) + self.truncated["tokens"] + sum(self.shared.values())
-        incoming = self.read_tokens + self.mismatched
-        errors += count_error("tokens", incoming, "read", self.tokens + removed, "packed, dropped, cut off and shared")
-        if self.capacity is not None and self.capacity < self.tokens:
-            errors.append(f"{self.tokens:,} tokens in rows with a capacity of {self.capacity:,}")
-        return [f"{self.split.replace('_', ' ')}: {error}" for error in errors]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PackFlow:
@@ -80,7 +63,6 @@ class PackFlow:
 
     Attributes:
         length: Tokens of a row; of the longest rows if there are several lengths.
-        written: Rows in all shards, and the planned number.
     """
 
     name: str
@@ -91,7 +73,6 @@ class PackFlow:
     tokenizer: str | None
     tokenized: Tokenized | None
     splits: list[SplitFlow]
-    written: tuple[int, int] | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -116,27 +97,6 @@ class PackFlow:
         """The word for its sequences."""
         is_text = self.tokenized is not None and self.tokenized.kind == "text"
         return "documents" if is_text else UNITS.get(self.kind, "conversations")
-
-    @property
-    def warnings(self) -> list[str]:
-        """Warnings about sequences and tokens lost because they are longer than a row."""
-        about = self.unit, self.length, self.overflow
-        messages = (
-            warning(split.split, *about, split.lost_to_length, {"rows": split.read, "tokens": split.read_tokens})
-            for split in self.splits
-            if split.lost_to_length
-        )
-        return [message for message in messages if message]
-
-    @property
-    def count_errors(self) -> list[str]:
-        """Messages about counts that don't add up."""
-        errors = [error for split in self.splits for error in split.count_errors]
-        if self.written:
-            errors += count_error("rows", self.written[1], "planned", self.written[0], "written")
-        if (tokens := self.tokenized) and tokens.parts != tokens.expected_parts:
-            errors.append(f"{tokens.parts} of {tokens.expected_parts} tokenized parts are known")
-        return errors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,9 +126,6 @@ def pack_flow(results: ResultSet, result: Result) -> PackFlow:
     parts = results.made_from(plan, "tokens") if plan else []
     corpus, tokenizer = (results.first(parts[0], role) if parts else None for role in ("corpus", "tokenizer"))
     tokens = merge_parts("", parts) if parts else None
-    shards = results.made_from(result, "shards")
-    splits = [_split_flow(result, split, corpus, tokens) for split in SPLITS]
-    planned = sum(split.documents if split.rows is None else split.rows for split in splits)
     return PackFlow(
         name=result.name,
         kind=result.manifest["kind"],
@@ -177,17 +134,14 @@ def pack_flow(results: ResultSet, result: Result) -> PackFlow:
         corpus=corpus and corpus.name,
         tokenizer=tokenizer and tokenizer.name,
         tokenized=tokens,
-        splits=splits,
-        written=(sum(part.counts["rows"] for part in shards), planned) if shards else None,
+        splits=[_split_flow(result, split) for split in SPLITS],
         metadata=result.manifest["packing_metadata"],
     )
 
 
-def _split_flow(result: Result, split: str, corpus: Result | None, tokens: Tokenized | None) -> SplitFlow:
+def _split_flow(result: Result, split: str) -> SplitFlow:
     counts = result.counts[split]
     metadata = result.manifest["packing_metadata" if split == "train" else "packing_metadata_held_out"]
-    upstream = [("rows", corpus.counts["kept"][split], "kept by the corpus")] if corpus else []
-    upstream += [(unit, tokens.counts[split][unit], "tokenized") for unit in ("rows", "tokens")] if tokens else []
     same = ("read", "read_tokens", "kept", "tokens", "dropped", "dropped_tokens", "truncated")
     return SplitFlow(
         split=split,
@@ -200,7 +154,6 @@ def _split_flow(result: Result, split: str, corpus: Result | None, tokens: Token
         rows=metadata.get("rows"),
         capacity=metadata.get("row_tokens"),
         lost_to_length=metadata.get("lost_to_length"),
-        upstream=tuple(upstream),
     )
 
 

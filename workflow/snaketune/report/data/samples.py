@@ -104,12 +104,16 @@ def word_diff(before: str, after: str) -> list[tuple[str, str]]:
 
     >>> word_diff("Sure! The answer is 7.", "The answer is 8.")
     [('Sure! ', 'removed'), ('The answer is ', 'same'), ('7', 'removed'), ('8', 'added'), ('.', 'same')]
+    >>> word_diff("5 See you soon!", "5")
+    [('5', 'same'), ('See you soon!', 'removed')]
     """
     old, new = WORDS.findall(before), WORDS.findall(after)
     if len(old) > MAX_WORDS or len(new) > MAX_WORDS:
         return [(after, SAME)]
     spans = []
-    for what, a, b, c, d in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+    # A word is the same whatever space follows it.
+    compared = ([word.strip() for word in words] for words in (old, new))
+    for what, a, b, c, d in SequenceMatcher(None, *compared, autojunk=False).get_opcodes():
         removed, added = "".join(old[a:b]), "".join(new[c:d])
         spans += [(added, SAME)] if what == "equal" else [(removed, REMOVED), (added, ADDED)]
     return [span for span in spans if span[0]]

@@ -1,12 +1,13 @@
 """Rules that find problems in data and evaluations. The reason for each threshold is given beside it."""
 
 from collections.abc import Iterator
+from statistics import median
 from typing import Any
 
 from snaketune.engine.packing.truncation import is_worth_a_warning
 from snaketune.report.compare.variants import Variants
 from snaketune.report.data.corpus_flow import CorpusFlow
-from snaketune.report.data.packing_flow import PackFlow, SplitFlow
+from snaketune.report.data.packing_flow import PackFlow
 from snaketune.report.data.results import ResultSet, unique
 from snaketune.report.judge.findings import NOTES, ReportFinding
 from snaketune.report.judge.verdict import INCONCLUSIVE, WORSE, Difference, Verdict
@@ -32,28 +33,27 @@ def users_of_packs(results: ResultSet) -> dict[str, str]:
     return users
 
 
-def pack_findings(flow: PackFlow, split: SplitFlow, key: str) -> Iterator[ReportFinding]:
-    """The findings about one split of one pack. `key` is that of its `packing`, in the first run that uses it."""
-    lost = split.lost_to_length
-    if lost and is_worth_a_warning(lost["rows"], lost["tokens"], split.read, split.read_tokens):
-        sequences, tokens = percent(lost["rows"] / split.read), percent(lost["tokens"] / split.read_tokens)
-        message = (
-            f"{words(split.split)}: {sequences} of the {flow.unit} and {tokens} of the tokens don't fit into rows of "
-        )
-        message += f"{whole(flow.length)} tokens"
-        action, length = f"set it to {lost['enough']}, which keeps 99% of the tokens", key and f"{key}.length"
-        yield ReportFinding(kind="tokens lost", where=flow.name, message=message, action=action, key=length)
-    if split is not flow.train:
-        return
-    if split.tokens and split.supervised < SUPERVISED * split.tokens:
-        share = percent(split.supervised / split.tokens, 2)
-        message = f"only {share} of the tokens are supervised, so most of the computation trains nothing"
-        action = (
-            "see supervised text in packing.html; set it to `all`, or use a chat template that marks assistant turns"
-        )
-        train_on = key and f"{key}.train_on"
-        yield ReportFinding(kind="little supervised", where=flow.name, message=message, action=action, key=train_on)
-    yield from _count_errors(flow)
+def pack_findings(flow: PackFlow, key: str) -> Iterator[ReportFinding]:
+    """The findings about the train and the held-out rows of a pack. `key`: of its `packing`, in the first run that uses it."""
+    for split in flow.splits:
+        rows, lost = words(split.split), split.lost_to_length
+        if lost and is_worth_a_warning(lost["rows"], lost["tokens"], split.read, split.read_tokens):
+            share = lost["tokens"] / split.read_tokens
+            message = (
+                f"{rows}: {percent(lost['rows'] / split.read)} of the {flow.unit} and {percent(share)} of the tokens don't fit "
+                f"into rows of {whole(flow.length)} tokens"
+            )
+            action = f"set it to {lost['enough']}, which keeps 99% of the tokens"
+            about = {"kind": "tokens lost", "where": flow.name, "key": key and f"{key}.length"}
+            yield ReportFinding(message=message, action=action, gain=share, **about)
+        if split.tokens and split.supervised < SUPERVISED * split.tokens:
+            share = split.supervised / split.tokens
+            message = (
+                f"{rows}: only {percent(share, 2)} of the tokens are supervised, so most of the work is for nothing"
+            )
+            action = "see supervised text in packing.html; set it to `all`, or use a chat template that marks assistant turns"
+            about = {"kind": "little supervised", "where": flow.name, "key": key and f"{key}.train_on"}
+            yield ReportFinding(message=message, action=action, gain=1 - share, **about)
 
 
 def corpus_findings(flow: CorpusFlow) -> Iterator[ReportFinding]:
@@ -63,14 +63,9 @@ def corpus_findings(flow: CorpusFlow) -> Iterator[ReportFinding]:
         message = f"{whole(bad)} of {whole(read)} rows ({percent(bad / read)}) are quarantined: {reasons}"
         action = "fix the files, map their columns (fields), or enable repairs; corpus.html has examples"
         key = f"corpora.{flow.name}.repair"
-        yield ReportFinding(kind="quarantined", where=flow.name, message=message, action=action, key=key)
-    yield from _count_errors(flow)
-
-
-def _count_errors(flow: PackFlow | CorpusFlow) -> Iterator[ReportFinding]:
-    if errors := flow.count_errors:
-        message = f"counts don't add up: {'; '.join(errors)}"
-        yield ReportFinding(kind="counts", where=flow.name, message=message, severity=NOTES)
+        yield ReportFinding(
+            kind="quarantined", where=flow.name, message=message, action=action, key=key, gain=bad / read
+        )
 
 
 def prompt_findings(results: ResultSet, lineage: list[str]) -> Iterator[ReportFinding]:
@@ -97,6 +92,7 @@ def _prompt_findings(
             message=f"{whole(again)} of {whole(len(prompts))} held-out prompts of {corpus} are duplicates, so "
             "intervals are too narrow",
             action="drop near duplicates",
+            gain=again / len(prompts),
             key=f"corpora.{corpus}.near_duplicates",
         )
     truncated = sum(row["tokens"] >= most for row in rows) if most else 0
@@ -108,6 +104,7 @@ def _prompt_findings(
             message=f"{share} of the responses of {model} to {corpus} were truncated at {whole(most)} tokens",
             action=f"set it to {2 * most} if responses may be longer; else the model didn't learn to stop",
             key=f"eval.{evaluation}.generation.max_new_tokens",
+            gain=truncated / len(rows),
         )
 
 
@@ -119,6 +116,7 @@ def difference_findings(difference: Difference, verdict: Verdict) -> Iterator[Re
             message=f"worse than {verdict.against}: {difference.name} {difference.text} ({difference.interval_text})",
             action="lower it, or train fewer epochs",
             key=verdict.key and f"{verdict.key}.training.learning_rate",
+            gain=_share(difference.after, difference.before),
         )
     if difference.outcome != INCONCLUSIVE or difference.measure.unit != "share":
         return
@@ -136,6 +134,7 @@ def difference_findings(difference: Difference, verdict: Verdict) -> Iterator[Re
             action=f"hold out about {decimal(needed)} times as many rows to detect {100 * RESOLUTION:.0f} points",
             key=f"corpora.{difference.measure.path.split('.')[1]}.held_out",
             severity=NOTES,
+            gain=half,
         )
 
 
@@ -144,14 +143,16 @@ def sweep_findings(results: ResultSet, variants: Variants) -> Iterator[ReportFin
     best = next((run for run in results.of("dpo") if run.label == variants.best), None)
     if best is None:
         return
-    candidates = sum(value is not None for value in variants.sorted_by.values.values())
+    scores = variants.sorted_by.values
+    candidates = sum(value is not None for value in scores.values())
     if candidates >= MANY_RUNS:
         message = (
             f"selected as the best of {candidates} runs on the rows of its verdict, which is therefore biased upwards"
         )
         action = "evaluate the first few runs on rows that weren't used to select them"
         about = {"kind": "best of many runs", "where": best.label, "key": "eval", "severity": NOTES}
-        yield ReportFinding(message=message, action=action, **about)
+        others = median(value for value in scores.values() if value is not None)
+        yield ReportFinding(message=message, action=action, gain=_share(scores[best.label], others), **about)
     for name, values in swept_values(variants).items():
         value = values[best.label]
         for edge, which, way, further in (
@@ -162,7 +163,20 @@ def sweep_findings(results: ResultSet, variants: Variants) -> Iterator[ReportFin
                 message = f"the best run, {best.label}, has the {which} {name} that was tried, {value:g}"
                 action = f"extend it {way}: {name} {further:g}"
                 about = {"kind": f"edge of {name}", "where": best.key, "key": f"{best.key}.grid", "severity": NOTES}
-                yield ReportFinding(message=message, action=action, **about)
+                # What the last step towards the edge won.
+                inner = next((label for label in variants.labels if values[label] != edge), best.label)
+                yield ReportFinding(
+                    message=message, action=action, gain=_share(scores[best.label], scores[inner]), **about
+                )
+
+
+def _share(value: float, other: float | None) -> float:
+    """The difference of two scores as a share of the larger; 0 if one is unknown.
+
+    >>> _share(0.9, 0.6), _share(0.0, 0.0), _share(2.0, None)
+    (0.33333333333333337, 0.0, 0.0)
+    """
+    return abs(value - other) / max(abs(value), abs(other), 1e-12) if other is not None else 0.0
 
 
 def swept_values(variants: Variants) -> dict[str, dict[str, float]]:

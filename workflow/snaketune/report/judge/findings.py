@@ -3,15 +3,6 @@
 from dataclasses import dataclass
 
 WARNS, NOTES = "warns", "notes"
-# Findings are shown by severity, then by kind: results, trainings, data, machines, choices.
-KINDS = (
-    "worse", "too few rows",
-    "stopped early", "training warning", "loss not falling", "chosen falling", "held-out loss rising", "overfitting",
-    "low MFU", "slow micro-batch", "waited for data",
-    "tokens lost", "little supervised", "counts", "quarantined", "repeated prompts", "truncated responses",
-    "preflight", "slow node",
-    "best of many runs", "edge of",
-)  # fmt: skip
 # Number of runs that a group names.
 NAMED = 3
 
@@ -21,10 +12,12 @@ class ReportFinding:
     """A problem, where it is, and what to do about it.
 
     Attributes:
-        kind: One of KINDS, and after a colon what distinguishes its findings. Findings of one kind and key are grouped.
+        kind: After a colon, what distinguishes findings of a kind. Those of one kind and key are grouped.
         where: A run, a pack, a corpus or an evaluation.
         key: The config key to edit.
         action: What to do with that key.
+        gain: The share of the data, the time or the score that is lost, from the figures of the run; 1 if that isn't known, as
+            of a run that failed.
     """
 
     kind: str
@@ -33,6 +26,7 @@ class ReportFinding:
     action: str = ""
     key: str = ""
     severity: str = WARNS
+    gain: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +50,6 @@ class Step:
     reasons: list[str]
 
 
-def in_order(findings: list[ReportFinding]) -> list[ReportFinding]:
-    rank = {
-        finding.kind: next(n for n, kind in enumerate(KINDS) if finding.kind.startswith(kind)) for finding in findings
-    }
-    return sorted(findings, key=lambda finding: (finding.severity != WARNS, rank[finding.kind]))
-
-
 def groups(findings: list[ReportFinding]) -> list[FindingGroup]:
     """Group findings by kind and key, in order of first appearance. A finding without a key isn't grouped."""
     grouped: dict[tuple[str, ...], list[ReportFinding]] = {}
@@ -77,7 +64,7 @@ def groups(findings: list[ReportFinding]) -> list[FindingGroup]:
 
 
 def steps(findings: list[ReportFinding]) -> list[Step]:
-    """The actions of all findings without repetitions; of several for one key, the first."""
+    """The actions of all findings without repetitions, in their order; of several for one key, the first."""
     grouped: dict[str, Step] = {}
     for finding in findings:
         if finding.action:

@@ -9,9 +9,18 @@ from snaketune.report.data.corpus_flow import corpus_flows
 from snaketune.report.data.packing_flow import pack_flows
 from snaketune.report.data.results import ResultSet, ScoredModel, logged_numbers
 from snaketune.report.judge import data_rules
-from snaketune.report.judge.findings import ReportFinding, in_order
+from snaketune.report.judge.findings import WARNS, ReportFinding
 from snaketune.report.judge.training_rules import preflight_findings, slow_nodes, training_findings, trainings
-from snaketune.report.judge.verdict import INCONCLUSIVE, NO_INTERVAL, Difference, Verdict, lineage_verdicts
+from snaketune.report.judge.verdict import (
+    INCONCLUSIVE,
+    NO_INTERVAL,
+    POINTS,
+    Difference,
+    Verdict,
+    interval_scales,
+    lineage_verdicts,
+    signed,
+)
 from snaketune.report.text import NOTHING, decimal, whole
 
 
@@ -42,6 +51,20 @@ class Headline:
     models: list[str]
     table: list[ComparedMeasure]
     verdicts: list[Verdict]
+
+    @property
+    def scales(self) -> dict[str, float]:
+        """By unit, the end of the scale to which all of its intervals are drawn."""
+        return interval_scales(difference for verdict in self.verdicts for difference in verdict.differences)
+
+    @property
+    def shown_scales(self) -> str:
+        """The middles and the ends of the scales as text: `±5 and ±20 points, ±0.1 and ±0.4 nats`."""
+        texts = []
+        for unit, end in self.scales.items():
+            middle, end = (signed(value, unit).removeprefix("+").removesuffix(POINTS) for value in (end / 4, end))
+            texts.append(f"±{middle} and ±{end}{POINTS if unit == 'share' else ' nats' if unit == 'nats' else ''}")
+        return ", ".join(texts)
 
     @property
     def without_interval(self) -> bool:
@@ -111,7 +134,7 @@ def _table(verdicts: list[Verdict]) -> list[ComparedMeasure]:
     table = []
     for row in by_measure.values():
         known = next(cell for cell in row if cell)
-        values = [*(cell.shown(cell.before) if cell else NOTHING for cell in row), known.shown(known.after)]
+        values = [*(cell.shown_before if cell else NOTHING for cell in row), known.shown(known.after)]
         about = {name: getattr(known.measure, name) for name in ("on", "name", "unit")}
         rows = max(cell.rows for cell in row if cell)
         table.append(ComparedMeasure(**about, rows=rows, values=values, differences=row))
@@ -141,13 +164,15 @@ def collect_findings(
     variants: Variants,
     others: Sequence[tuple[str, dict[str, Any]]] = (),
 ) -> list[ReportFinding]:
-    """All findings, in their order on the page.
+    """All findings, warnings first, and those first by which most is lost.
 
     Args:
         lineage: The models of the verdicts.
         others: Label and run.json of earlier runs, whose hosts are compared with ours.
     """
-    findings = [*preflight_findings(results), *data_rules.sweep_findings(results, variants)]
+    findings = preflight_findings(results)
+    checked = {finding.key for finding in findings}
+    findings += data_rules.sweep_findings(results, variants)
     findings += slow_nodes([*((run.label, run.run) for run in results.of("sft", "dpo")), *others])
     for verdict in verdicts:
         for difference in verdict.differences:
@@ -156,9 +181,10 @@ def collect_findings(
         findings += training_findings(run)
     users = data_rules.users_of_packs(results)
     for flow in pack_flows(results):
-        for split in flow.splits:
-            findings += data_rules.pack_findings(flow, split, users.get(f"pack/{flow.name}", ""))
+        # What preflight found in the train rows isn't repeated for the held-out ones, which the same key would change.
+        of_pack = data_rules.pack_findings(flow, users.get(f"pack/{flow.name}", ""))
+        findings += [finding for finding in of_pack if not finding.key or finding.key not in checked]
     for flow in corpus_flows(results):
         findings += data_rules.corpus_findings(flow)
     findings += data_rules.prompt_findings(results, lineage)
-    return in_order(findings)
+    return sorted(findings, key=lambda finding: (finding.severity != WARNS, -finding.gain))

@@ -4,12 +4,12 @@ A rule fires when a number is outside of what healthy runs show with any model a
 beside it.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from snaketune.errors import SnaketuneError
 from snaketune.publishing.results import Result, is_number
 from snaketune.report.compare.variants import stopped_early, warnings_of
 from snaketune.report.data.packing_flow import training_flow
@@ -28,7 +28,6 @@ PROBED = {
     "copy_bytes_per_second": ("memory copy", "B/s", 0.05),
     "disk_bytes_per_second": ("disk read", "B/s", 0.5),
 }
-
 # Fewer logged steps than this don't separate a trend from noise.
 MIN_LOGGED = 10
 # A loss that falls by a smaller share than this shows no learning.
@@ -106,9 +105,9 @@ def _held_out(results: ResultSet, run: Result) -> dict[str, tuple[float, float]]
 
 
 def training_findings(facts: TrainingFacts) -> Iterator[ReportFinding]:
-    def finding(kind: str, message: str, action: str, key: str) -> ReportFinding:
-        full_key = key and f"{facts.run.key}.{key}"
-        return ReportFinding(kind=kind, where=facts.run.label, message=message, action=action, key=full_key)
+    def finding(kind: str, message: str, action: str, key: str, gain: float = 1.0) -> ReportFinding:
+        about = {"where": facts.run.label, "key": key and f"{facts.run.key}.{key}"}
+        return ReportFinding(kind=kind, message=message, action=action, gain=gain, **about)
 
     run, stopped, warnings = facts.run.run, stopped_early(facts.run), warnings_of(facts.run)
     if stopped:
@@ -132,32 +131,37 @@ def training_findings(facts: TrainingFacts) -> Iterator[ReportFinding]:
     if facts.chosen and not warnings and facts.chosen[0] - facts.chosen[1] >= CHOSEN_FELL:
         change = f"{decimal(facts.chosen[0])} → {decimal(facts.chosen[1])}"
         message = f"log-probability of chosen completions fell: {change} nats per token"
-        yield finding("chosen falling", message, REMEDIES["collapse"][0], "loss")
+        lost = 1 - math.exp(facts.chosen[1] - facts.chosen[0])
+        yield finding("chosen falling", message, REMEDIES["collapse"][0], "loss", gain=lost)
     if found := _overfitting(facts):
-        yield finding(*found, "training.epochs")
+        kind, message, action, gain = found
+        yield finding(kind, message, action, "training.epochs", gain)
     mfu, gpu = run.get("mfu_median"), is_gpu(run)
-    if mfu is not None and mfu < (LOW_MFU if gpu else LOW_MFU_CPU):
+    low = LOW_MFU if gpu else LOW_MFU_CPU
+    if mfu is not None and mfu < low:
         usual = "30 to 50%" if gpu else "5 to 80%"
         message = f"MFU is {percent(mfu)}; {usual} is usual for a model that keeps the device busy"
         action, key = "remove it, so that the fastest size is measured", "training.micro_batch_rows"
         # A calibration measured the sizes of this run on its device, though a configured one may differ from its best.
         if run.get("calibration"):
             action, key = "use more rows per step, which allows larger micro-batches", "training.batch_rows"
-        yield finding("low MFU", message, action, key)
+        yield finding("low MFU", message, action, key, gain=1 - mfu / low)
     # Of a configured batch plan, relative to the best that was measured.
     slower = run.get("slower_than_best_percent")
     if slower is not None and slower >= SLOWER:
         message = f"the configured micro-batch is {slower:.0f}% slower than the best that was measured"
-        yield finding("slow micro-batch", message, "remove it", "training.micro_batch_rows")
+        yield finding(
+            "slow micro-batch", message, "remove it", "training.micro_batch_rows", gain=slower / (100 + slower)
+        )
     # Both in seconds, of the last attempt.
     waited, took = run.get("waited_for_data_s"), (run.get("attempts") or [run.get("seconds")])[-1]
     if waited and took and waited >= WAITED * took:
         message = f"waited {duration(waited)} for data, {percent(waited / took)} of its time"
-        yield finding("waited for data", message, "set it to true", "operation.load_in_memory")
+        yield finding("waited for data", message, "set it to true", "operation.load_in_memory", gain=waited / took)
 
 
-def _overfitting(facts: TrainingFacts) -> tuple[str, str, str] | None:
-    """Kind, message and action if held-out loss rose while the training loss fell, or is far above it after an epoch."""
+def _overfitting(facts: TrainingFacts) -> tuple[str, str, str, float] | None:
+    """Kind, message, action and gain if held-out loss rose while the training loss fell, or is far above it after an epoch."""
     if not facts.loss or not facts.held_out:
         return None
     for corpus, (before, after) in facts.held_out.items():
@@ -166,7 +170,7 @@ def _overfitting(facts: TrainingFacts) -> tuple[str, str, str] | None:
                 f"the training loss fell, but held-out loss of {corpus} rose: {decimal(before)} → {decimal(after)}; "
                 "overfitting, or the held-out rows differ from the training rows"
             )
-            return "held-out loss rising", message, "train fewer epochs, or lower the learning rate"
+            return "held-out loss rising", message, "train fewer epochs, or lower the learning rate", 1 - before / after
     corpus, (_, lowest) = min(facts.held_out.items(), key=lambda entry: entry[1][1])
     if facts.epochs is None or facts.epochs <= 1 or lowest <= OVERFIT * max(facts.loss[1], 0.01):
         return None
@@ -174,26 +178,14 @@ def _overfitting(facts: TrainingFacts) -> tuple[str, str, str] | None:
         f"overfitting after {decimal(facts.epochs)} epochs: held-out loss of {corpus} is {decimal(lowest)}, training loss of "
         f"the last steps {decimal(facts.loss[1])}"
     )
-    return "overfitting", message, "train fewer epochs, or on more rows"
+    return "overfitting", message, "train fewer epochs, or on more rows", 1 - facts.loss[1] / lowest
 
 
 def preflight_findings(results: ResultSet) -> list[ReportFinding]:
-    """The findings of preflight, which the run.json of each training repeats; empty without preflight.
-
-    Raises:
-        SnaketuneError: An entry has another form.
-    """
-    findings: list[ReportFinding] = []
-    for result in results.of("sft", "dpo"):
-        try:
-            findings += parse_findings(result.run.get("preflight") or [])
-        except (LookupError, TypeError, AttributeError) as error:
-            raise SnaketuneError(
-                f"results/{result.stage}/{result.name}/run.json: the entry `preflight` isn't in the form that preflight writes "
-                f"({error!r}); remove the file's folder and run again"
-            ) from None
+    """The findings of preflight, which the run.json of each training repeats; empty without preflight."""
+    entries = (result.run.get("preflight") or [] for result in results.of("sft", "dpo"))
     # Runs that preflight checked together have the same findings.
-    return list(dict.fromkeys(findings))
+    return list(dict.fromkeys(finding for listed in entries for finding in parse_findings(listed)))
 
 
 def parse_findings(entries: list[dict[str, Any]]) -> list[ReportFinding]:
@@ -234,15 +226,15 @@ def slow_nodes(runs: Iterable[tuple[str, Mapping[str, Any]]]) -> list[ReportFind
         if model and host and isinstance(run.get("probe"), Mapping):
             by_model.setdefault(model, []).append((label, str(host), run["probe"]))
     return [
-        ReportFinding(kind="slow node", where=label, message=text)
+        ReportFinding(kind="slow node", where=label, message=text, gain=lost)
         for model, probed in by_model.items()
         for key in PROBED
-        for label, text in _slow(model, key, probed)
+        for label, text, lost in _slow(model, key, probed)
     ]
 
 
-def _slow(model: str, key: str, probed: list[tuple[str, str, Mapping[str, Any]]]) -> Iterable[tuple[str, str]]:
-    """Label and message of the runs whose host is slow by one probe."""
+def _slow(model: str, key: str, probed: list[tuple[str, str, Mapping[str, Any]]]) -> Iterator[tuple[str, str, float]]:
+    """Label and message of the runs whose host is slow by one probe, and the share by which it is."""
     what, unit, slower = PROBED[key]
     known = [(label, host, float(probe[key])) for label, host, probe in probed if is_number(probe.get(key))]
     by_host: dict[str, list[float]] = {}
@@ -253,10 +245,8 @@ def _slow(model: str, key: str, probed: list[tuple[str, str, Mapping[str, Any]]]
     for label, host, value in known:
         middle = median(median(values) for other, values in by_host.items() if other != host)
         if value < (1 - slower) * middle:
-            yield (
-                label,
-                (
-                    f"ran on a slow node: {what} at {short(value)}{unit}, {percent(1 - value / middle)} below the median "
-                    f"of {len(by_host) - 1} other hosts with {model}, {short(middle)}{unit}"
-                ),
+            text = (
+                f"ran on a slow node: {what} at {short(value)}{unit}, {percent(1 - value / middle)} below the median "
+                f"of {len(by_host) - 1} other hosts with {model}, {short(middle)}{unit}"
             )
+            yield label, text, 1 - value / middle

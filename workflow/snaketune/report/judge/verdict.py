@@ -7,7 +7,7 @@ count in the verdict.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,6 +24,8 @@ Document = TypeVar("Document")
 BETTER, WORSE, INCONCLUSIVE, NO_INTERVAL = "better", "worse", "inconclusive", "no interval"
 POINTS = " points"
 LOSS = ".held_out_loss"
+# By how many of the pairs chance prefers the chosen completion, as a model does whose reference is itself.
+CHANCE = 0.5
 # Perplexity repeats the loss, and summed log-probabilities favour short completions with any model.
 EXCLUDED = ("perplexity", "logp_accuracy")
 
@@ -35,6 +37,7 @@ class Difference:
     Attributes:
         rows: Number of paired rows; 0 if rows can't be paired.
         interval: The interval of `after - before`; None if unknown.
+        by_chance: Whether `before` is chance: a reward compares the model with its reference, so the other one has none.
     """
 
     measure: Measure
@@ -43,6 +46,7 @@ class Difference:
     after: float
     rows: int
     interval: Interval | None
+    by_chance: bool = False
 
     @property
     def value(self) -> float:
@@ -64,6 +68,10 @@ class Difference:
         return FORMATS[self.measure.unit](value)
 
     @property
+    def shown_before(self) -> str:
+        return f"{self.shown(CHANCE)} by chance" if self.by_chance else self.shown(self.before)
+
+    @property
     def text(self) -> str:
         """The difference as text: shares in percentage points, other measures in their unit."""
         return signed(self.value, self.measure.unit)
@@ -73,11 +81,11 @@ class Difference:
         bounds = (signed(bound, self.measure.unit).removesuffix(POINTS) for bound in self.interval or ())
         return " to ".join(bounds)
 
-    @property
-    def positions(self) -> tuple[float, float, float]:
-        """Low, difference and high for drawing: -1 to 1 mapped to 0 to 100, clipped."""
+    def positions(self, scale: float) -> tuple[float, float, float]:
+        """Low, difference and high for drawing: from minus to plus `scale` is 0 to 100, by the square root of the distance
+        from zero, so that a narrow interval is still seen beside a wide or distant one."""
         low, high = self.interval or (self.value, self.value)
-        return tuple(50 + 50 * max(-1.0, min(1.0, value)) for value in (low, self.value, high))
+        return tuple(50 + math.copysign(50 * math.sqrt(abs(value) / scale), value) for value in (low, self.value, high))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +116,7 @@ class Verdict:
         if self.differences and len(self.of(NO_INTERVAL)) < len(self.differences):
             return sentence(self.model, self.against, *counts)
         moved = "; ".join(
-            f"{difference.name} {difference.shown(difference.before)} → {difference.shown(difference.after)}"
+            f"{difference.name} {difference.shown_before} → {difference.shown(difference.after)}"
             for difference in self.differences
         )
         pair = f"{self.model} against {self.against}"
@@ -161,14 +169,18 @@ def lineage_verdicts(results: ResultSet, lineage: list[str]) -> list[Verdict]:
 
 
 def differences(before: ScoredModel, after: ScoredModel, where: str = "") -> list[Difference]:
-    """Differences in every measure with a direction. `where` is a suffix for the names of corpora and tasks."""
+    """Differences in every measure with a direction, those of rewards to chance where only `after` has any. `where` is a suffix
+    for the names of corpora and tasks."""
     rows = [row_outcomes(scored) for scored in (before, after)]
     found = []
     for measure in measures([before, after], where):
-        values = [measure.values[scored.model] for scored in (before, after)]
-        if measure.detail or not measure.better or None in values or measure.path.rpartition(".")[2] in EXCLUDED:
-            continue
+        values, last = [measure.values[scored.model] for scored in (before, after)], measure.path.rpartition(".")[2]
         was, now = (of_model.get(measure.path, {}) for of_model in rows)
+        by_chance = last == "reward_accuracy" and values[0] is None
+        if by_chance:
+            values[0], was = CHANCE, dict.fromkeys(now, CHANCE)
+        if measure.detail or not measure.better or None in values or last in EXCLUDED:
+            continue
         both = sorted(was.keys() & now.keys())
         interval = None
         section, _, name = measure.path.partition(".")
@@ -180,8 +192,28 @@ def differences(before: ScoredModel, after: ScoredModel, where: str = "") -> lis
             # Values over the paired rows; equal to the scores if both models have the same rows.
             values, interval = [float(was_N.mean()), float(now_N.mean())], paired(was_N, now_N)
         about = {"measure": measure, "evaluation": after.evaluation, "rows": len(both), "interval": interval}
+        about["by_chance"] = by_chance
         found.append(Difference(before=values[0], after=values[1], **about))
     return found
+
+
+def interval_scales(found: Iterable[Difference]) -> dict[str, float]:
+    """By unit, the end of the scale to which all of its intervals are drawn: the least of 0.1, 0.2, 0.4, 1, 2, 4, 10 ... that
+    no bound exceeds."""
+    furthest: dict[str, float] = {}
+    for one in found:
+        if one.interval:
+            furthest[one.measure.unit] = max(furthest.get(one.measure.unit, 0.0), *map(abs, one.interval))
+    return {unit: _rounded_up(bound) for unit, bound in furthest.items()}
+
+
+def _rounded_up(bound: float) -> float:
+    """
+    >>> [_rounded_up(bound) for bound in (0.93, 0.31, 0.12, 3.0, 0.0)]
+    [1.0, 0.4, 0.2, 4.0, 1.0]
+    """
+    power = 10.0 ** math.floor(math.log10(bound)) if bound else 1.0
+    return next(round(step * power, 12) for step in (1, 2, 4, 10) if step * power >= bound)
 
 
 def row_outcomes(scored: ScoredModel) -> dict[str, dict[str, float]]:
