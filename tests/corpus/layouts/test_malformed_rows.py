@@ -102,7 +102,6 @@ def test_conversations(raw, options, reason, says):
             "empty_completion",
             "rejected",
         ),
-        (pair_of(prompt="USER: ASSISTANT:"), {}, "baked_in_template", "vicuna"),
     ],
 )
 def test_preferences(raw, options, reason, says):

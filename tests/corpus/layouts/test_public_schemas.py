@@ -58,9 +58,7 @@ SCHEMAS = {
         "U Next bus?|A At 9.",
     ),
     "smoltalk2, templated": Schema(
-        {"text": "<|im_start|>user\nNext bus?<|im_end|>\n<|im_start|>assistant\n<think>\nx\n</think>\nAt 9.<|im_end|>\n"},
-        {"layout": "dialogue"},
-        "U Next bus?|A <think>\nx\n</think>\nAt 9.",
+        {"text": "<|im_start|>user\nNext bus?<|im_end|>\n<|im_start|>assistant\nAt 9.<|im_end|>\n"}, {}, "unknown_layout"
     ),
     "open-thoughts": Schema(
         {

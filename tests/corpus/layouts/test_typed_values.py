@@ -145,15 +145,3 @@ def test_a_comma_that_may_separate_thousands_is_ambiguous():
 def test_the_tag_of_a_system_column_is_no_text():
     row = read({"system": "SYSTEM: Be brief.", "prompt": "q", "response": "r"})[1]
     assert row.messages[0] == {"role": "system", "content": "Be brief."}
-
-
-def test_lines_that_the_template_writes_by_itself_are_no_system_turn():
-    header = "<|start_header_id|>{}<|end_header_id|>\n\n"
-    dates = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"
-    for system in ("", "Be brief."):
-        prompt = (
-            f"<|begin_of_text|>{header.format('system')}{dates}{system}<|eot_id|>{header.format('user')}q<|eot_id|>"
-        )
-        row = read({"prompt": prompt + header.format("assistant"), "response": "r"})[1]
-        expected = [{"role": "system", "content": system}] * bool(system) + turns("U q", "A r")
-        assert row.messages == expected

@@ -1,14 +1,15 @@
 """Two completions of a prompt, or two conversations that begin alike, as a preference pair."""
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from snaketune.corpus.rows import Malformed, Message, Preference, roles_and_texts
 from snaketune.corpus.values import prompts
 from snaketune.corpus.values.cells import is_blank
+from snaketune.corpus.values.dialogues import split_at_tags
 from snaketune.corpus.values.prompts import completion_turns, exchange
 from snaketune.corpus.values.roles import ROLES
 from snaketune.corpus.values.schema import Column, Values
-from snaketune.corpus.values.templates import is_transcript, transcript_turns
 from snaketune.corpus.values.turns import are_turns, may_be_serialized_turns, turns_of
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ def is_text(value: Any) -> bool:
     return isinstance(value, str) and not is_blank(value)
 
 
+# The space after a speaker's name belongs to the tag.
+TRANSCRIPT = re.compile(r"(?:\A\s*|\n\n)(?P<speaker>Human|Assistant): ?")
 # The prompt of several completions may also be a conversation, or a text in the column of the turns before it.
 PROMPT = (
     prompts.PROMPT,
@@ -31,6 +34,20 @@ PROMPT = (
     Column("prompt", "history", holds=is_text),
     *prompts.PARTS,
 )
+
+
+def is_transcript(text: Any) -> bool:
+    return isinstance(text, str) and text.lstrip().startswith("Human:") and "\n\nAssistant:" in text
+
+
+def transcript_turns(text: str) -> list[Message]:
+    r"""The turns of a conversation between Human and Assistant.
+
+    >>> transcript_turns("\n\nHuman: Hi\n\nAssistant: Hello")
+    [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello'}]
+    """
+    _, tagged_texts = split_at_tags(text, TRANSCRIPT.finditer(text))
+    return [{"role": ROLES[speaker.lower()], "content": content} for speaker, content in tagged_texts]
 
 
 def pair_of(values: Values, chosen: Any, rejected: Any, file: "RowFile") -> Preference:
@@ -55,7 +72,7 @@ def _is_answer(value: Any) -> bool:
 def _of_conversations(chosen: Any, rejected: Any, file: "RowFile") -> Preference | None:
     """A preference from two whole conversations; None if these are completions."""
     if is_transcript(chosen) and is_transcript(rejected):
-        return split_at_difference(transcript_turns(chosen, "chosen"), transcript_turns(rejected, "rejected"))
+        return split_at_difference(transcript_turns(chosen), transcript_turns(rejected))
     serialized = may_be_serialized_turns(chosen) and may_be_serialized_turns(rejected)
     if isinstance(chosen, str) and isinstance(rejected, str) and not serialized:
         return None
@@ -89,7 +106,7 @@ def _require_prompt(row: Preference, prompt: Any, file: "RowFile") -> None:
     if isinstance(prompt, str) and not may_be_serialized_turns(prompt):
         contained = any(turn["content"].strip() == prompt.strip() for turn in row.prompt)
         if not contained and is_transcript(prompt):
-            contained = [turn for turn in transcript_turns(prompt, "prompt") if turn["content"].strip()] == row.prompt
+            contained = [turn for turn in transcript_turns(prompt) if turn["content"].strip()] == row.prompt
     else:
         wanted = [] if prompt is None else roles_and_texts(turns_of(prompt, "prompt", file.speakers))
         contained = roles_and_texts(row.prompt + row.chosen)[: len(wanted)] == wanted

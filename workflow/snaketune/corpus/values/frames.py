@@ -1,4 +1,4 @@
-"""Marks of an unknown chat template that nearly all rows of a file share, so that no text is templated twice.
+"""Marks of a chat template that nearly all rows of a file share, so that no text is templated twice.
 
 A statistic over the rows instead of a list of templates: if nearly all prompts have one opening and one closing, or nearly all
 answers one ending, and these hold marks (`<…>`, `[…]`, `### X`, a word and a colon), the run stops with the shared texts, and
@@ -17,12 +17,21 @@ from snaketune.errors import SnaketuneError
 # The share of the texts that have a shared beginning or end, the rows that are compared, and the longest shared text.
 NEARLY_ALL, COMPARED, LONGEST = 0.9, 1000, 4000
 ROLE = "system|user|human|question|instruction|input|assistant|answer|response|output|model|bot|ai|gpt"
+BRACKETS = rf"(?:<{{1,2}}[^<>\n]{{1,40}}>{{1,2}}|\[[^\[\]\n]{{1,30}}\])(?:\s*(?:{ROLE})\b:?(?=[\s<]|\Z))?"
+ROLE_HEADING = rf"#{{2,4}} ?(?:{ROLE})\b:?"
 # A tag in brackets, with the role that follows it in a line of its own; a heading; or a word and a colon.
 MARK = re.compile(
-    rf"(?:<[^<>\n]{{1,40}}>|\[[^\[\]\n]{{1,30}}\])(?:\s*(?:{ROLE})\b:?(?=\s|\Z))?"
-    r"|(?:\A|(?<=\n))#{1,4} ?\w[\w ]{0,20}(?::|(?=\n|\Z))|(?:\A|(?<=\s)|(?<=[>\]]))\w{1,20}[:：]",
+    rf"{BRACKETS}|{ROLE_HEADING}|(?:\A|(?<=\n))#{{1,4}} ?\w[\w ]{{0,20}}(?::|(?=\n|\Z))"
+    r"|(?:\A|(?<=\s)|(?<=[>\]]))\w{1,20}[:：]",
     re.IGNORECASE,
 )
+# Marks that aren't instructions, in a text that holds both.
+ROLE_MARK = re.compile(rf"{BRACKETS}|{ROLE_HEADING}|(?:\A|(?<=\s))(?:{ROLE}):", re.IGNORECASE)
+# A heading that closes a prompt is a mark also where prompts have different openings.
+CLOSING_HEADING = re.compile(rf"\s*{ROLE_HEADING}\s*\Z", re.IGNORECASE)
+HEADING = re.compile(rf"^{ROLE_HEADING}", re.IGNORECASE | re.MULTILINE)
+# What Llama 3.1's template writes by itself.
+DATES = re.compile(r"Cutting Knowledge Date: [^\n]*\nToday Date: [^\n]*\n+")
 THINK = "<think>"
 # The end of a call as canonical rows have it.
 CALL_END = "</tool_call>"
@@ -52,11 +61,12 @@ class SharedFrame:
     def frame(self) -> Frame | None:
         """What nearly all rows share and holds marks; None if they share nothing of that kind."""
         before, after = _with_marks(_shared(self.prompts), opens=True), _with_marks(_shared(self.prompts, ends=True))
-        if not (before and after):
+        if not (after and (before or CLOSING_HEADING.match(after))):
             before = after = ""
         answer_end = _with_marks(_shared(self.answers, ends=True))
-        # Between the marks of a beginning stand instructions.
-        system = re.sub(r"\n{2,}", "\n", MARK.sub("\n", before)).strip()
+        # Between the marks of a beginning, of which the last opens the user's turn, stand instructions.
+        instructions = before[: max((mark.start() for mark in MARK.finditer(before)), default=0)]
+        system = re.sub(r"\n{2,}", "\n", ROLE_MARK.sub("\n", DATES.sub("", instructions))).strip()
         return Frame(before=before, after=after, answer_end=answer_end, system=system) if after or answer_end else None
 
     def check(self, file: str) -> None:
@@ -84,6 +94,8 @@ def strip_frame(row: Row, frame: Frame) -> None:
         text = turn["content"]
         if turn["role"] == "user" and text.startswith(frame.before) and text.endswith(frame.after):
             text, framed = text[len(frame.before) : len(text) - len(frame.after)], True
+            if frame.after and (heading := HEADING.search(text)):
+                raise Malformed("baked_in_template", f"a text has the mark {excerpt(heading[0])} within the frame")
         elif turn["role"] == "assistant":
             text = text.removesuffix(frame.answer_end)
             if frame.after:

@@ -13,7 +13,6 @@ from snaketune.corpus.values.cells import first_key, is_blank, kind_of, text_if_
 from snaketune.corpus.values.content import text_of, think_block
 from snaketune.corpus.values.roles import Speakers
 from snaketune.corpus.values.schema import Column, Values
-from snaketune.corpus.values.templates import FIRST_CHARACTERS, strip_end_of_turn, strip_template
 from snaketune.corpus.values.turns import SPEAKER_KEYS, are_turns, may_be_serialized_turns, turns_of
 
 if TYPE_CHECKING:
@@ -66,10 +65,7 @@ Exchange = tuple[list[Message], list[list[Message]], tuple[str, ...]]
 
 
 def exchange(values: Values, completions: dict[str, Any], file: "RowFile") -> Exchange:
-    """The prompt of a row with all its parts, and each of its completions.
-
-    A chat template around the prompt is removed, and then also the end-of-turn strings of the completions.
-    """
+    """The prompt of a row with all its parts, and each of its completions."""
     prompt, notes, speakers = values["prompt"], (), file.speakers
     if "input" in values:
         prompt, notes = _with_input(prompt, values["input"])
@@ -82,13 +78,7 @@ def exchange(values: Values, completions: dict[str, Any], file: "RowFile") -> Ex
             answers.append([{"role": "assistant", "content": value}])
         else:
             answers.append(completion_turns(value, where, speakers, serialized=serialized))
-    if serialized:
-        turns = turns_of(prompt, "prompt", speakers)
-    elif prompt[:1] in FIRST_CHARACTERS and (stripped := strip_template(prompt, whole_prompt=True)):
-        turns, note = stripped
-        notes = (*_without_ends(answers, prompt, note), *notes)
-    else:
-        turns = [{"role": "user", "content": prompt}]
+    turns = turns_of(prompt, "prompt", speakers) if serialized else [{"role": "user", "content": prompt}]
     if not PART_KEYS.isdisjoint(values):
         turns = _with_parts(values, turns, file)
     return turns, answers, notes
@@ -112,22 +102,7 @@ def _with_input(instruction: Any, value: Any) -> tuple[str, tuple[str, ...]]:
         return instruction, ("noinput_placeholder",)
     if not text or text.isspace():
         return instruction, ()
-    if strip_template(instruction):
-        raise Malformed("baked_in_template", "the instruction is in a chat template, and the input outside of it")
     return (f"{instruction}\n\n{text}" if instruction.strip() else text), ()
-
-
-def _without_ends(answers: list[list[Message]], prompt: str, note: str) -> tuple[str, ...]:
-    """Remove what belongs to the prompt's template from the answers, in place; return the notes."""
-    notes: tuple[str, ...] = (note,)
-    for answer in answers:
-        text = strip_end_of_turn(answer[-1]["content"])
-        if text != answer[-1]["content"]:
-            answer[-1]["content"], notes = text, (note, "removed_end_of_turn")
-        if not prompt[-1].isspace():
-            # The space after "ASSISTANT:" belongs to the template.
-            answer[0]["content"] = answer[0]["content"].removeprefix(" ")
-    return notes
 
 
 def _with_parts(values: Values, turns: list[Message], file: "RowFile") -> list[Message]:
