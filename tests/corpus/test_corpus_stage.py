@@ -69,7 +69,6 @@ def test_quarantine_records_file_location_and_reason(make, chat):
             "kept": 2,
             "layouts": {"messages": 2},
             "ignored": {},
-            "marked": {},
         }
     ]
 

@@ -68,7 +68,8 @@ ALPACA = row_spelling.ALPACA
         (ALPACA, "{}", (ALPACA.split("{}")[0], "\n\n### Response:\n", "", ALPACA.split("\n")[0])),
         ("### Instruction:\n{}\n\n### Response:", "{}", ("### Instruction:\n", "\n\n### Response:", "", "")),
         (
-            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n", "{}<|im_end|>\n",
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n",
+            "{}<|im_end|>\n",
             (
                 "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n",
                 "<|im_end|>\n", "Be brief.",

@@ -1,4 +1,4 @@
-"""Pairs whose ratings contradict them, rows marked as bad, and the conditions that drop them."""
+"""Pairs whose ratings contradict them, and the conditions that drop rows."""
 
 import pytest
 
@@ -55,9 +55,7 @@ def test_of_several_ratings_one_that_agrees_is_enough():
     assert read(PAIR | {"chosen_score": 10**400, "rejected_score": 3}, PREFERENCES)
 
 
-def test_ratings_with_decimal_commas_are_read_and_words_are_reported():
-    with pytest.raises(Dropped, match="tie"):
-        read(PAIR | {"chosen_rating": "3,0", "rejected_rating": "3"}, PREFERENCES)
+def test_ratings_that_are_words_are_reported():
     (made,) = read_all([PAIR | {"chosen_rating": "good", "rejected_rating": "good"}], PREFERENCES)
     assert made.ignored == ("chosen_rating", "rejected_rating")
 
@@ -72,21 +70,6 @@ ROWS = [
     for i in range(6)
 ]  # fmt: skip
 MARKS = ["is_correct", "Is_Safe", "toxic"]
-
-
-def test_marked_rows_are_logged_with_the_condition_that_drops_them(make, capsys):
-    (source,) = make(ROWS, source={"ignore": MARKS}).counts["sources"]
-    assert source["marked"] == {"is_correct: false": 3, "helpfulness: 0": 2, "Is_Safe: False": 1, "toxic: true": 1}
-    output = capsys.readouterr().out
-    assert "used although a column marks them as bad: is_correct: false (3 rows), helpfulness: 0 (2 rows)" in output
-    assert "for instance `where: is_correct != false`" in output
-
-
-def test_marked_documents_are_counted_once_however_many_parts_they_have(make):
-    rows = [{"text": " ".join(map(str, range(i, 100_000 * i + 1))), "is_correct": i == 2} for i in range(3)]
-    counts = make(rows, kind="text", held_out=0, source={"ignore": ["is_correct"]}).counts
-    assert counts["sources"][0]["marked"] == {"is_correct: false": 2}
-    assert counts["kept"]["train"] > 3
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ class Real(NamedTuple):
     notes: dict[str, int] = {}
     repair: tuple[str, ...] = ()
     fields: dict[str, str] = {}
+    frame: dict[str, str] | None = None
 
 
 ONE_SIDED = ("merge-same-role", "drop-trailing-user")
@@ -81,7 +82,11 @@ FILES = [
         "dolly_hhrlhf_small/dolly_hhrlhf_train_small.jsonl",
         "prompt-response",
         1000,
-        notes={"unwrapped_alpaca_template": 1000},
+        frame={
+            "before": "Below is an instruction that describes a task. Write a response that appropriately completes the "
+            "request.\n\n### Instruction:\n",
+            "after": "\n\n### Response:\n",
+        },
     ),
     Real("self_instruct/seed_tasks.jsonl", "instances", 175),
     Real("self_instruct/user_oriented_instructions.jsonl", "instances", 252),
@@ -118,17 +123,17 @@ FILES = [
     Real(
         PERSONA.format("test"),
         "dialogue",
-        966,
-        quarantined={"not_a_dialogue": 2},
-        notes={"repaired_drop_trailing_user": 434, "removed_stage_direction": 14, "repaired_merge_same_role": 18},
+        963,
+        quarantined={"not_a_dialogue": 5},
+        notes={"repaired_drop_trailing_user": 434, "repaired_merge_same_role": 16},
         repair=ONE_SIDED,
     ),
     Real(
         PERSONA.format("valid"),
         "dialogue",
-        998,
-        quarantined={"not_a_dialogue": 2},
-        notes={"repaired_drop_trailing_user": 402, "removed_stage_direction": 20, "repaired_merge_same_role": 23},
+        995,
+        quarantined={"not_a_dialogue": 5},
+        notes={"repaired_drop_trailing_user": 401, "repaired_merge_same_role": 21},
         repair=ONE_SIDED,
     ),
     Real(
@@ -141,7 +146,6 @@ FILES = [
     ),
     Real("svamp/SVAMP.json", "prompt-response", 1000, fields=SVAMP),
     *(Real(f"bbh/{task}.json", "prompt-response", rows) for task, rows in BBH.items()),
-    Real("ifeval/input_data.jsonl", "auto", 0, quarantined={"unknown_layout": 541}),
 ]
 
 
@@ -183,7 +187,7 @@ __test__ = bool(HERE)
 
 
 def made(real: Real) -> list[Any]:
-    source = Source(files=[real.file], fields=real.fields)
+    source = Source(files=[real.file], fields=real.fields, frame=real.frame)
     raws = read_file(DATA / real.file, real.file)
     return list(canonical_rows(raws, kind=real.kind, source=source, repair=real.repair))
 

@@ -1,9 +1,7 @@
 """Rows of a dataset of the Hub."""
 
-import sys
-from types import SimpleNamespace
-
 import pytest
+from datasets import Dataset
 
 from snaketune.config.corpus_sources import HubDataset
 from snaketune.corpus.reading.sources import read_hub
@@ -16,9 +14,9 @@ def test_hub(monkeypatch):
 
     def load_dataset(path, name, **rest):
         arguments.update(path=path, name=name, **rest)
-        return rows
+        return Dataset.from_list(rows)
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     hub = HubDataset(path="openai/gsm8k", name="main", split="test", revision="abc")
     assert [raw[:3] for raw in read_hub(hub)] == [("row", n, row) for n, row in enumerate(rows, start=1)]
     assert arguments == {"path": "openai/gsm8k", "name": "main", "split": "test", "revision": "abc"}
@@ -26,7 +24,7 @@ def test_hub(monkeypatch):
 
 def test_rows_of_the_hub_have_no_nulls_inside(monkeypatch):
     rows = [{"messages": [{"role": "user", "tool_calls": None, "arguments": {"a": "1", "b": None}}], "label": None}]
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: rows))
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: Dataset.from_list(rows))
     (raw,) = read_hub(HubDataset(path="openai/gsm8k", revision="abc"))
     assert raw.value == {"messages": [{"role": "user", "arguments": {"a": "1"}}], "label": None}
 
@@ -35,14 +33,14 @@ def test_nan_in_rows_of_the_hub_is_null(monkeypatch):
     rows = [
         {"score": 0.5, "turns": [{"x": float("nan"), "y": 1}]},
         {"score": float("nan"), "turns": []},
-        {"score": 1.0},
+        {"score": 1.0, "turns": None},
     ]
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: rows))
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: Dataset.from_list(rows))
     raws = list(read_hub(HubDataset(path="openai/gsm8k", revision="abc")))
     assert [raw.value for raw in raws] == [
         {"score": 0.5, "turns": [{"y": 1}]},
         {"score": None, "turns": []},
-        {"score": 1.0},
+        {"score": 1.0, "turns": None},
     ]
     assert [raw.notes for raw in raws] == [("nan_as_null",), ("nan_as_null",), ()]
 
@@ -51,6 +49,6 @@ def test_hub_dataset_that_cannot_be_loaded(monkeypatch):
     def load_dataset(*_, **__):
         raise ConnectionError("no route to host")
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     with pytest.raises(SnaketuneError, match=r"openai/gsm8k \(train\) at abc can't be loaded.*no route to host"):
         list(read_hub(HubDataset(path="openai/gsm8k", revision="abc")))

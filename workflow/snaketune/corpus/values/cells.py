@@ -15,8 +15,7 @@ Raw = dict[str, Any]
 BLANK = re.compile(
     r"\s*(?:nan|none|null|n/?a|-+|true|false|[-+]?\d[\d.,]*(?:e[-+]?\d+)?|https?://\S+)?\s*", re.IGNORECASE
 )
-THOUSANDS = re.compile(r"\s*[-+]?\d{1,3}(?:,\d{3})+\s*")
-DECIMAL_COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*")
+NUMBER_WITH_COMMA = re.compile(r"\s*[-+]?\d[\d.]*(?:,\d+)+\s*")
 
 
 def flat(raw: Raw) -> Raw:
@@ -58,10 +57,11 @@ def wrong_type(where: str, value: Any, expected: str = "a text") -> Malformed:
 
 
 def plain_text(value: Any) -> str | None:
-    """Return a text unchanged, and a number or boolean as text; None for anything else.
+    """Return a text unchanged, and a number or boolean as text; None for anything else, and for floats that may be rounded
+    integers.
 
-    >>> plain_text(51.0), plain_text(0.25), plain_text(True), plain_text([1])
-    ('51', '0.25', 'true', None)
+    >>> plain_text(51.0), plain_text(0.25), plain_text(True), plain_text([1]), plain_text(1e20)
+    ('51', '0.25', 'true', None, None)
     """
     match value:
         case str():
@@ -70,8 +70,8 @@ def plain_text(value: Any) -> str | None:
             return str(value).lower()
         case int():
             return str(value)
-        case float() if math.isfinite(value):
-            return str(int(value)) if value.is_integer() and abs(value) < 2**53 else str(value)
+        case float() if abs(value) < 2**53:
+            return str(int(value)) if value.is_integer() else str(value)
     return None
 
 
@@ -93,13 +93,10 @@ def text_if_number(value: Any) -> Any:
 
 def number_of(value: Any) -> float | None:
     """Return a rating as a number; None if it isn't one. Malformed: its comma may separate thousands, or decimals."""
-    if isinstance(value, str) and "," in value and THOUSANDS.fullmatch(value):
+    if isinstance(value, str) and NUMBER_WITH_COMMA.fullmatch(value):
         raise Malformed(
             "ambiguous_number", f"{value.strip()[:40]!r} has a comma, which may separate thousands, or decimals"
         )
-    if isinstance(value, str) and DECIMAL_COMMA.fullmatch(value):
-        # Spreadsheets in many countries write decimals with a comma.
-        value = value.replace(",", ".")
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
         return None
     try:

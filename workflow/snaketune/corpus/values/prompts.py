@@ -129,7 +129,12 @@ def _plain(text: str) -> str:
 def _context(value: Any, where: str, *, stated: bool) -> str:
     if is_blank(value) and not stated:
         return ""
-    ambiguous = where == "context" and isinstance(value, list) and len(value) > 1 and _are_texts(value)
+    ambiguous = (
+        where == "context"
+        and isinstance(value, list)
+        and len(value) > 1
+        and all(isinstance(item, str) for item in value)
+    )
     if may_be_serialized_turns(value) or (value and are_turns(value)) or (ambiguous and not stated):
         what = "passages or earlier turns; name it under `fields`, as context or as history"
         raise Malformed("unread_context", f"{where} holds {what}")
@@ -137,10 +142,6 @@ def _context(value: Any, where: str, *, stated: bool) -> str:
     if texts is None:
         raise Malformed("unread_context", f"{where} holds {kind_of(value)}, expected a text or several; {ADVICE}")
     return "\n\n".join(text for text in texts if text.strip())
-
-
-def _are_texts(value: list[Any]) -> bool:
-    return all(isinstance(item, str) for item in value)
 
 
 def _texts(value: Any) -> list[str] | None:
@@ -211,11 +212,6 @@ def completion_turns(value: Any, where: str, speakers: Speakers, *, serialized: 
     value = text_if_number(value)
     if isinstance(value, str) and not (serialized and may_be_serialized_turns(value)):
         return [{"role": "assistant", "content": value}]
-    if value == []:
-        raise Malformed("empty_completion", f"{where} has no turns")
-    if isinstance(value, list) and _are_texts(value):
-        what = f"{where} holds a list of texts, expected one text or turns; choose one, or write a row for each"
-        raise Malformed("wrong_type", what)
     if isinstance(value, dict):
         if value.get("text") is not None and not first_key(value, SPEAKER_KEYS):
             return [{"role": "assistant", "content": text_of(value["text"], where)}]

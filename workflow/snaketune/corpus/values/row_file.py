@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from snaketune.config.corpus_sources import Source
 from snaketune.corpus.rows import Malformed
 from snaketune.corpus.values.cells import Raw, column_of, columns_of, flat, json_of, plain_text, wrong_type
-from snaketune.corpus.values.marks import bad_values
 from snaketune.corpus.values.schema import Name, Schema, Values, Variant, bind, columns_in
 from snaketune.corpus.values.validation import media_keys, refuse_media
 from snaketune.corpus.values.vendor_turns import messages_of_field
@@ -26,14 +25,12 @@ class Plan(NamedTuple):
         special: key and getter of other values.
         left: columns that aren't read.
         media: columns of images, audio or video.
-        marks: those left whose values may mark a row as bad.
     """
 
     simple: list[tuple[str, str]]
     special: list[tuple[str, Callable[[Raw], Any]]]
     left: list[str]
     media: tuple[str, ...]
-    marks: list[str]
 
 
 class RowFile:
@@ -101,7 +98,7 @@ class RowFile:
         if len(self.columns) < MAX_COLUMNS:
             self.columns.update(new)
         self.names = {key: ", ".join(columns_in(name)) for key, name in self.bound.items()}
-        plan = Plan([], [], [], () if self.only_stated else media_keys(columns), [])
+        plan = Plan([], [], [], () if self.only_stated else media_keys(columns))
         fields = self.source.fields
         read = {name.split(".")[0].removesuffix("[]") for name in (fields.template_variables, fields.weight) if name}
         for key, name in self.bound.items():
@@ -114,7 +111,6 @@ class RowFile:
                 plan.simple.append((key, name))
             read.update(columns_in(name), COLUMN_IN_TEMPLATE.findall(name) if isinstance(name, str) else ())
         plan.left.extend(column for column in columns if column not in read)
-        plan.marks.extend(filter(bad_values, plan.left))
         if len(self.plans) < MAX_PLANS:
             self.plans[columns] = plan
         return plan
@@ -167,20 +163,3 @@ def column_at(raw: Raw, path: str) -> Any:
         if value is not None:
             return value
     return column_of(raw, path)
-
-
-def _filled(raw: Raw, template: str) -> Any:
-    """Return the column `template`, a number as text; or the template with its columns filled in."""
-    if not COLUMN_IN_TEMPLATE.search(template) or template in raw:
-        value = column_at(raw, template)
-        text = plain_text(value)
-        return value if text is None else text
-    return COLUMN_IN_TEMPLATE.sub(lambda match: _cell(raw, match[1]), template)
-
-
-def _cell(raw: Raw, column: str) -> str:
-    value = column_at(raw, column)
-    texts = [plain_text(item) for item in (value if isinstance(value, list) else [value])]
-    if None in texts:
-        raise wrong_type(column, value, "a text, a number, or a list of them")
-    return "\n".join(texts)
