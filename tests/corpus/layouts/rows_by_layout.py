@@ -64,6 +64,7 @@ ROWS: dict[str, list[Read]] = {
             "S s|U q|A r",
         )
     ],
+    "moss": [Read({"meta_instruction": "s", "chat": {"turn_1": {"Human": "q", "MOSS": "r"}}}, "S s|U q|A r")],
     "dialogue": [
         Read({"chat": PERSON}, "U q|A r"),
         Read({"Best dialogue": PERSON, "personas": "I like\nfish."}, "U q|A r", question=("personas",)),

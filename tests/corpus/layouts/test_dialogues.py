@@ -24,15 +24,49 @@ from tests.corpus.row_spelling import compact, read, read_all, reasons
         ("**User 1:** a\n**User 2**: b", "U a|A b"),
         ("*User 1:* a\n*User 2*: b", "U a|A b"),
         ("* * User 1: * * a\n* * User 2: * * b", "U a|A b"),
-        ("User: a\nAssistant: f()\nTool Output: 5\nAssistant: b", "U a|A f()|T 5|A b"),
+        ("User: a\nAssistant: f()\nTool: 5\nAssistant: b", "U a|A f()|T 5|A b"),
         ("User: a\nAssistant: Name one:\nTool: Spade", "U a|A Name one:\nTool: Spade"),
         ("User: Fix:\nFunction: add(a, b)\nAssistant: b", "U Fix:\nFunction: add(a, b)|A b"),
+        ("User: a\nAssistant: f()\nTool Output: 5\nObservation: 6\nAssistant: b", "U a|A f()|T 5|T 6|A b"),
     ],
 )
 def test_read(text, inside):
     layout, row = read({"chat": text})
     assert (layout, compact(row.messages), row.notes) == ("dialogue", inside, ())
     assert read({"chat": text}, layout="dialogue")[1] == row
+
+
+@pytest.mark.parametrize(
+    "remark", ["* * *", "***", "[The next day]", "(She looks up.)", "*At the bar*", "[Later]\n\n* * *"]
+)
+def test_stage_directions_between_turns_are_removed(remark):
+    _, row = read({"chat": f"User 1: a\n\n{remark}\n\nUser 2: b"})
+    assert compact(row.messages) == "U a|A b" and row.notes == ("removed_stage_direction",)
+    assert compact(read({"chat": f"{remark}\nUser 1: a\nUser 2: b"})[1].messages) == "U a|A b"
+    # Such a line may be the end of the last turn, or all of a turn.
+    assert compact(read({"chat": f"User 1: a\nUser 2: b\n{remark}"})[1].messages) == f"U a|A b\n{remark}"
+    first = remark.partition("\n")[0]
+    assert compact(read({"chat": f"User 1: {first}\nUser 2: b"})[1].messages) == f"U {first}|A b"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Here it is:\n[1, 2, 3]",
+        "The answer is\n[B]",
+        "The answer is\n\n(B)",
+        'As JSON.\n["a", "b"]',
+        "These two.\n[Anna, Ben]",
+        "Names:\n\n[The next day]",
+        "They say\n[The next day]",
+        "So:\n(x + 1)",
+        "f(x) =\n(x + 1)",
+    ],
+)
+def test_answers_in_brackets_stay(text):
+    for end in ("", "\nUser 1: c\nUser 2: d"):
+        row = read({"chat": f"User 1: a\nUser 2: {text}{end}"})[1]
+        assert row.messages[1]["content"] == text and row.notes == ()
 
 
 def test_the_dialogue_column_is_decided_once_by_content():

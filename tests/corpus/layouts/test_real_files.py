@@ -123,17 +123,17 @@ FILES = [
     Real(
         PERSONA.format("test"),
         "dialogue",
-        963,
-        quarantined={"not_a_dialogue": 5},
-        notes={"repaired_drop_trailing_user": 434, "repaired_merge_same_role": 16},
+        966,
+        quarantined={"not_a_dialogue": 2},
+        notes={"repaired_drop_trailing_user": 434, "removed_stage_direction": 14, "repaired_merge_same_role": 18},
         repair=ONE_SIDED,
     ),
     Real(
         PERSONA.format("valid"),
         "dialogue",
-        995,
-        quarantined={"not_a_dialogue": 5},
-        notes={"repaired_drop_trailing_user": 401, "repaired_merge_same_role": 21},
+        998,
+        quarantined={"not_a_dialogue": 2},
+        notes={"repaired_drop_trailing_user": 402, "removed_stage_direction": 20, "repaired_merge_same_role": 23},
         repair=ONE_SIDED,
     ),
     Real(
@@ -146,6 +146,7 @@ FILES = [
     ),
     Real("svamp/SVAMP.json", "prompt-response", 1000, fields=SVAMP),
     *(Real(f"bbh/{task}.json", "prompt-response", rows) for task, rows in BBH.items()),
+    Real("ifeval/input_data.jsonl", "auto", 0, quarantined={"unknown_layout": 541}),
 ]
 
 

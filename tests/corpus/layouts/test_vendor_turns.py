@@ -15,6 +15,13 @@ def part(text):
     return {"parts": [{"text": text}]}
 
 
+def moss(**texts):
+    names = {"human": ("Human", "<|Human|>: {}<eoh>\n"), "thoughts": ("Inner Thoughts", "<|Inner Thoughts|>: {}<eot>\n"),
+             "commands": ("Commands", "<|Commands|>: {}<eoc>\n"), "results": ("Tool Responses", "<|Results|>:\n{}<eor>\n"),
+             "moss": ("MOSS", "<|MOSS|>: {}<eom>\n")}  # fmt: skip
+    return {key: frame.format(texts.get(name, "None")) for name, (key, frame) in names.items()}
+
+
 READ = {
     "gemini": (
         {
@@ -43,6 +50,17 @@ READ = {
             ]
         },
         f'U q|A {CALL}|T {{"y": 2}}|A r',
+    ),
+    "moss": (
+        {
+            "meta_instruction": "s",
+            "chat": {
+                "turn_2": moss(human="c", moss="d"),
+                "turn_1": moss(human="a", thoughts="t", commands='Search("a")', results="5", moss="b"),
+                "turn_10": moss(human="e", moss="None of them"),
+            },
+        },
+        f'S s|U a|A {THOUGHT}Search("a")|T 5|A b|U c|A d|U e|A None of them',
     ),
     "anthropic blocks": (
         {
@@ -92,6 +110,7 @@ def test_read(raw, expected):
         (["a", "b", "c", "d"], "U a|A b|U c|A d"),
         (turns("U a", "A b"), "U a|A b"),
         (json.dumps(turns("U a", "A b")), "U a|A b"),
+        ({"turn_2": "b", "turn_1": "a", "turn_10": "d", "turn_3": "c"}, "U a|A b|U c|A d"),
         ([{"turn": 2, "role": "assistant", "content": "b"}, {"turn": 1, "role": "user", "content": "a"}], "U a|A b"),
         ([{"index": 1, "user": "c", "assistant": "d"}, {"index": 0, "user": "a", "assistant": "b"}], "U a|A b|U c|A d"),
     ],

@@ -18,7 +18,8 @@ def _any(samples: Samples) -> Iterable[str]:
 
 
 def read(values: Values, file: RowFile) -> Conversation:
-    return Conversation(messages=dialogue_turns(values["messages"], file.names["messages"], file.speakers))
+    turns, notes = dialogue_turns(values["messages"], file.names["messages"], file.speakers)
+    return Conversation(messages=turns, notes=notes)
 
 
 SCHEMA = Schema("dialogue", read, Variant("messages", Column("messages", _any, holds=is_dialogue, unless=PROMPTS)))

@@ -26,8 +26,8 @@ SYSTEM_ANSWERS = {"SYSTEM": "assistant", "System": "assistant", "system": "assis
 DIALOGUE_SPEAKERS = (
     r"(?:User|Human|Speaker|Person|Participant|Character)[ _]?[12AB]|User|Human|Assistant|Chatbot|Bot|GPT|AI"
 )
-# Tool results, which would else be part of the turn before. `Tool:` alone may be any text.
-DIALOGUE_SPEAKERS += r"|(?:Function|Tool)[ _](?:Response|Result|Output)"
+# Tool results, which would else be part of the turn before.
+DIALOGUE_SPEAKERS += r"|(?:Function|Tool)(?:[ _](?:Response|Result|Output))?|Observation"
 
 
 def role_of(speaker: str, speakers: Speakers) -> str | None:

@@ -6,12 +6,13 @@ blocks      Anthropic: tool results as parts of a user message, [{type: tool_res
 field       what `fields.messages` may name: alternating texts, or turns with a number each
 """
 
+import re
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
 from snaketune.corpus.rows import Malformed
-from snaketune.corpus.values.cells import wrong_type
+from snaketune.corpus.values.cells import kind_of, wrong_type
 from snaketune.corpus.values.content import text_of
 
 # The id of a tool result.
@@ -23,6 +24,7 @@ FUNCTIONS = "functions."
 READ_KEYS = {"type", "channel", "recipient"}
 ITEM_KEYS = READ_KEYS | {"id", "call_id", "status", "role", "content", "summary", "name", "arguments", "output"}
 NUMBER_KEYS = ("turn", "turn_id", "turn_idx", "turn_number", "index", "idx", "number", "position")
+NUMBER = re.compile(r"\D*(\d+)")
 
 
 def is_item(item: Any) -> bool:
@@ -97,15 +99,24 @@ def _is_tool_result(part: Any) -> bool:
 
 def messages_of_field(value: Any) -> Any:
     """Return alternating texts, or numbered turns, as messages; anything else unchanged."""
-    if not isinstance(value, list) or not value:
+    items = sorted_by_number(value) if isinstance(value, dict) else value
+    if not isinstance(items, list) or not items:
         return value
-    if all(isinstance(item, str) for item in value):
-        return [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(value)]
-    if not all(isinstance(item, dict) for item in value):
-        return value
+    if all(isinstance(item, str) for item in items):
+        return [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(items)]
+    if not all(isinstance(item, dict) for item in items):
+        return items
     # `type`, because a boolean is no number.
-    key = next((key for key in NUMBER_KEYS if all(type(item.get(key)) is int for item in value)), None)
+    key = next((key for key in NUMBER_KEYS if all(type(item.get(key)) is int for item in items)), None)
     if key is None:
-        return value
-    ordered = sorted(value, key=itemgetter(key))
+        return items
+    ordered = sorted(items, key=itemgetter(key))
     return [{name: part for name, part in item.items() if name != key} for item in ordered]
+
+
+def sorted_by_number(turns: Any) -> list[Any]:
+    """Return the values of an object whose keys are numbered, in order. Raises Malformed if they aren't numbered."""
+    numbers = [NUMBER.fullmatch(key) for key in turns] if isinstance(turns, dict) else []
+    if not numbers or None in numbers:
+        raise Malformed("wrong_type", f"found {kind_of(turns)}, expected an object of numbered turns: turn_1, turn_2")
+    return [turn for _, turn in sorted(zip((int(n[1]) for n in numbers), turns.values()), key=itemgetter(0))]
