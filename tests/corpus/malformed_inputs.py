@@ -8,6 +8,8 @@ import gzip
 import io
 import json
 import lzma
+import tarfile
+import zipfile
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -158,6 +160,9 @@ def damaged_lines() -> list[Input]:
         b'{"prompt": "\xff"}': "not_utf8",
         b'{"prompt": "\xed\xa0\xbd"}': "not_utf8",
         b'{"prompt": "\xc3': "not_utf8",
+        b'{"prompt": "x", "prompt": "y"}': "duplicate_key",
+        b'{"prompt": "x", "pro\\u006dpt" : "y"}': "duplicate_key",
+        b'{"messages": [{"role": "user", "role": "x"}]}': "duplicate_key",
         b"null": "not_an_object",
         b"12": "not_an_object",
         b'"prompt"': "not_an_object",
@@ -213,6 +218,26 @@ def _table(suffix: str) -> bytes:
     return sink.getvalue()
 
 
+def _zip(lines: bytes) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as file:
+        for name in ("b.jsonl", "a.jsonl"):
+            file.writestr(zipfile.ZipInfo(name), lines, zipfile.ZIP_DEFLATED)
+    return made.getvalue()
+
+
+def _tar(lines: bytes) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as file:
+        for name in ("b.jsonl", "a.jsonl"):
+            info = tarfile.TarInfo(name)
+            info.size = len(lines)
+            file.addfile(info, io.BytesIO(lines))
+        end = file.offset
+    # Of the zero bytes at the end, one block is all that it takes.
+    return made.getvalue()[: end + tarfile.BLOCKSIZE]
+
+
 def whole_files() -> list[Input]:
     """Sound files of every format, to be damaged."""
     row, *_ = SOUND["prompt-response"]
@@ -228,7 +253,9 @@ def whole_files() -> list[Input]:
         "pretty.json": json.dumps({"rows": rows}, indent=1).encode(),
         "parquet": _table("parquet"),
         "arrow": _table("arrow"),
-        "jsonl.xz": lzma.compress(lines),
+        "zip": _zip(lines),
+        "tar": _tar(lines),
+        "tar.xz": lzma.compress(_tar(lines)),
     }
     return [Input(f"whole.{suffix}", content, ()) for suffix, content in contents.items()]
 
@@ -246,6 +273,7 @@ def damaged_files() -> list[Input]:
         Input("tailless.jsonl.gz", whole["jsonl.gz"] + b"tail", None),
         Input("tailless.jsonl.zst", whole["jsonl.zst"] + b"tail", None),
         Input("footless.parquet", whole["parquet"][:-4] + b"NONE", None),
+        Input("headless.arrow", b"NONE" + whole["arrow"][4:], None),
     ]
     plain = {
         "empty.jsonl": b"",
@@ -261,7 +289,6 @@ def damaged_files() -> list[Input]:
         "twice.csv": b"prompt,prompt\nx,y\n",
         "header_quote.csv": b'prompt,"response\nx,y\n',
         "quote.csv": b'prompt,response\nx,y\n"hi,x\nhi,x\n',
-        "quote_within.csv": b'prompt,response\nx,y\n"a"b,y\n',
         "quote_at_end.csv": b'prompt,response\nx,y\nz,"',
         "prose.txt": b"Dear reader,\nhow are you?\n",
         "prose.json": b"Not found",
@@ -270,6 +297,7 @@ def damaged_files() -> list[Input]:
         "pointer.jsonl": b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n",
         "archive.zip": b"PK\x03\x04...",
         "utf16.jsonl": "\n".join(['{"prompt": "x", "response": "y"}'] * 3).encode("utf-16"),
+        "utf16le.jsonl": '{"prompt": "x", "response": "y"}'.encode("utf-16-le"),
         "utf32.json": '[{"prompt": "x", "response": "y"}]'.encode("utf-32"),
         "utf16.csv": "prompt,response\nx,y\n".encode("utf-16"),
         "zeros.jsonl": b"\0" * 5000,
@@ -286,6 +314,7 @@ def damaged_csv() -> list[Input]:
         b"x\n": "wrong_number_of_cells",
         b"x,y,z\n": "wrong_number_of_cells",
         b"\xff,y\n": "not_utf8",
+        b'"a"b,y\n': "not_csv",
         b" ,y\n": "empty_turn",
         b"x,\n": "empty_turn",
     }

@@ -69,6 +69,7 @@ def test_quarantine_records_file_location_and_reason(make, chat):
             "kept": 2,
             "layouts": {"messages": 2},
             "ignored": {},
+            "marked": {},
         }
     ]
 

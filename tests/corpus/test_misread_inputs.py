@@ -113,6 +113,15 @@ CASES: dict[str, Case] = {
         ["S Be brief.|U Hue?|A Red"],
         suffix=".json",
     ),
+    "splits": Case(
+        json.dumps({"train": [{"prompt": "q", "response": "r"}], "test": [{"prompt": "s", "response": "t"}]}).encode(),
+        ["U q|A r"],
+        suffix=".json",
+    ),
+    "objects one after the other": Case(
+        b'{"prompt": "q",\n "response": "r"}\n{"prompt": "s",\n "response": "t"}', ["U q|A r", "U s|A t"], suffix=".json"
+    ),
+    "a key twice": Case(b'{"prompt": "q", "response": "r", "response": "s"}\n', "duplicate_key"),
     # The index of a choice.
     "choices as JSON": Case([{"question": "Metal?", "choices": json.dumps(METALS), "answer": 1}], [LISTED]),
     "choices with labels": Case(
@@ -121,6 +130,9 @@ CASES: dict[str, Case] = {
     "choices as columns": Case([{"question": "Metal?", **dict(zip("ABCD", METALS)), "answer": 1}], [LISTED]),
     "an index as text": Case([{"question": "Metal?", "choices": METALS, "answer": "1"}], [LISTED]),
     "an index in CSV": Case(b"question,A,B,C,D,answer\nMetal?,wool,zinc,clay,felt,1\n", [LISTED], suffix=".csv"),
+    "choices as objects": Case(
+        [{"question": "Metal?", "options": [{"label": a, "text": b} for a, b in zip("ABCD", METALS)], "answer": 1}], [LISTED]
+    ),
     "choices as an object": Case([{"question": "Metal?", "options": dict(zip("ABCD", METALS)), "answer": 1}], [LISTED]),
     "an index as label": Case(
         [{"question": "Metal?", "choices": METALS, "answer": 1, "solution": "Zinc: B"}],
@@ -168,7 +180,13 @@ CASES: dict[str, Case] = {
     "reasoning that is only opened": Case([{"messages": turns("U 1 + 1?", "A <think>\nLet me")}], "reasoning_not_closed"),
     # CSV.
     "a wrong quote": Case(
-        b'prompt,response\nq,r\n"He wrote "no" there\nand on","s"\n', "record that begins on line 3", suffix=".csv"
+        b'prompt,response\nq,r\n"He wrote "no" there\nand on","s"\n', "not_csv.*the record is taken to end on line 4", suffix=".csv"
+    ),
+    "a damaged record among others": Case(
+        b'prompt,response\n' + b"q,r\n" * 200 + b'"He wrote "no" there\nand on","s"\nt,u\n', ["U q|A r", "U t|A u"], suffix=".csv"
+    ),
+    "another encoding": Case(
+        "prompt,response\nWie heißt er?,Müller\n".encode("cp1252"), "not_utf8.*encoding: cp1252", suffix=".csv"
     ),
     "a repeated header": Case(
         b"prompt,response\nq,r\nprompt,response\ns,t\n", ["U q|A r", "U s|A t"], suffix=".csv"

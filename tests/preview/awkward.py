@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
+from zipfile import ZipFile
 
 import pyarrow as pa
 from pyarrow.parquet import write_table
@@ -61,6 +62,19 @@ def _cut(folder: Path) -> Path:
     return file
 
 
+def _archive(folder: Path) -> Path:
+    with ZipFile(folder / "data.zip", "w") as file:
+        for number in range(2):
+            rows = "".join(json.dumps({"messages": turns(f"q{number} {i}", "a")}) + "\n" for i in range(900))
+            file.writestr(f"part-{number}.jsonl", rows)
+    return folder / "data.zip"
+
+
+def _utf_16(folder: Path) -> Path:
+    (folder / "old.csv").write_text("question,answer\nWhy?,Weil\nHow?,Sö\n", encoding="utf-16")
+    return folder / "old.csv"
+
+
 def _page(folder: Path) -> Path:
     (folder / "data.jsonl").write_text("<!doctype html><title>Log in</title>", encoding="utf-8")
     return folder / "data.jsonl"
@@ -92,7 +106,7 @@ AWKWARD: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
     ),
     "a table with semicolons in Windows-1252": (
         lambda folder: _written(folder / "alt.csv", "prompt;response\n" + "Schön?;Für dich, täglich.\n" * 9, "cp1252"),
-        ["9 rows, not utf8; line 2", "`iconv -f CP1252 -t UTF-8`"],
+        ["conversations: reads all 9 rows", "Schön?<|im_end|>", "encoding: cp1252"],
     ),
     "ratings that contradict": (
         _lines(
@@ -135,7 +149,10 @@ AWKWARD: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
     ),
     "marked rows": (
         _lines("marked.jsonl", [{"prompt": f"p{i}", "response": "r", "is_correct": i > 2} for i in range(9)]),
-        ["in question a run stops at columns that may hold turns, or mark rows", "ignore: [is_correct]"],
+        [
+            "is_correct: false (3 rows); `where: is_correct != false` drops such rows",
+            "# where: is_correct != false   # drops 3 of the 9 sampled rows",
+        ],
     ),
     "rows that aren't sound": (
         _lines(
@@ -184,10 +201,11 @@ AWKWARD: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
     ),
     "plain text": (_text, ["plain text, 144 bytes; 1 row", "text: reads its only row", "⟦Once upon a time there was"]),
     "cut off": (_cut, ["conversations: reads", "error", "It may be damaged or cut off; fetch it again"]),
-    "another encoding": (
-        lambda folder: _written(folder / "old.csv", "question,answer\nWhy?,Weil\n", "utf-16"),
-        ["error", "is UTF-16 or UTF-32 and not UTF-8"],
+    "an archive": (
+        _archive,
+        ["part-0.jsonl: jsonl in a zip; the first 500 rows are read", "reads all 1,000 rows"],
     ),
+    "another encoding": (_utf_16, ["CSV", "reads all 2 rows", "⟦Sö<|im_end|>⟧", "encoding: utf-16"]),
     "no data": (_page, ["error", "is a web page and not the data"]),
     "not there": (lambda folder: folder / "no.jsonl", ["no.jsonl doesn't exist"]),
 }

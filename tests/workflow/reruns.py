@@ -36,6 +36,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "corpora": ({"corpora.more": {"kind": "conversations", "sources": [{"files": ["data/chat.jsonl"]}]}}, {"corpus"} | REPORT),
     "corpora.kind": ({"corpora.pairs.kind": "conversations", "dpo": {}, "eval": {}}, {"corpus", "tokenizer", "sft", "card", "report"} | TOKENS),
     "corpora.sources.files": ({"corpora.chat.sources.0.files": ["data/chat2.jsonl"]}, CORPUS),
+    "corpora.sources.encoding": ({"corpora.chat.sources.0.encoding": "cp1252"}, CORPUS),
     "corpora.sources.delimiter": ({"corpora.chat.sources.0.delimiter": "tab"}, CORPUS),
     "corpora.sources.header": ({"corpora.chat.sources.0.header": ["prompt", "response"]}, CORPUS),
     "corpora.sources.hub.path": ({"corpora.chat.sources.0": {"hub": {"path": "a/b", "revision": "main"}}}, CORPUS),

@@ -71,7 +71,9 @@ def test_a_null_label_is_none():
     assert read({"question": "hi", "response": None, "answer": "x"})[1].answer is None
 
 
-@pytest.mark.parametrize("value, text", [(51.0, "51"), (-0.5, "-0.5"), (3, "3"), (False, "false"), ("5.0", "5.0")])
+@pytest.mark.parametrize(
+    "value, text", [(51.0, "51"), (-0.5, "-0.5"), (3, "3"), (1e300, "1e+300"), (False, "false"), ("5.0", "5.0")]
+)
 def test_numbers_as_text(value, text):
     assert read({"q": "hi", "a": value}, prompt="q", response="a")[1].messages[-1]["content"] == text
 

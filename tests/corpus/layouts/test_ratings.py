@@ -1,4 +1,4 @@
-"""Pairs whose ratings contradict them, and the conditions that drop rows."""
+"""Pairs whose ratings contradict them, rows marked as bad, and the conditions that drop them."""
 
 import pytest
 
@@ -70,6 +70,21 @@ ROWS = [
     for i in range(6)
 ]  # fmt: skip
 MARKS = ["is_correct", "Is_Safe", "toxic"]
+
+
+def test_marked_rows_are_logged_with_the_condition_that_drops_them(make, capsys):
+    (source,) = make(ROWS, source={"ignore": MARKS}).counts["sources"]
+    assert source["marked"] == {"is_correct: false": 3, "helpfulness: 0": 2, "Is_Safe: False": 1, "toxic: true": 1}
+    output = capsys.readouterr().out
+    assert "used although a column marks them as bad: is_correct: false (3 rows), helpfulness: 0 (2 rows)" in output
+    assert "for instance `where: is_correct != false`" in output
+
+
+def test_marked_documents_are_counted_once_however_many_parts_they_have(make):
+    rows = [{"text": " ".join(map(str, range(i, 100_000 * i + 1))), "is_correct": i == 2} for i in range(3)]
+    counts = make(rows, kind="text", held_out=0, source={"ignore": ["is_correct"]}).counts
+    assert counts["sources"][0]["marked"] == {"is_correct: false": 2}
+    assert counts["kept"]["train"] > 3
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""CSV as spreadsheets and databases write it: other delimiters, no header line."""
+"""CSV as spreadsheets and databases write it: other delimiters, no header line, other encodings."""
 
 import gzip
 
@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from snaketune.config.corpus_sources import Source
-from snaketune.corpus.reading.formats import CsvKeys
+from snaketune.corpus.reading.formats import TextKeys
 from snaketune.corpus.reading.sources import read_file
 from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
@@ -17,7 +17,7 @@ ROWS = [{"prompt": "Sum, of; a|b", "response": "x"}, {"prompt": "Größe?", "res
 def read(tmp_path, name, content, *, plain=False, **keys):
     path = tmp_path / name
     path.write_bytes(content)
-    return [raw.value for raw in read_file(path, f"data/{name}", plain=plain, keys=CsvKeys(**keys))]
+    return [raw.value for raw in read_file(path, f"data/{name}", plain=plain, keys=TextKeys(**keys))]
 
 
 def spelled(delimiter, header="prompt{}response\n"):
@@ -91,20 +91,69 @@ def test_a_row_with_more_cells_than_the_header_is_malformed(tmp_path):
     assert first == {"n": "1", "prompt": "a", "response": "b"} and second.reason == "wrong_number_of_cells"
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "utf-16-le", "utf-32", "cp437"])
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.json", "a.txt"])
+@pytest.mark.parametrize("packed", [bytes, gzip.compress])
+def test_text_in_another_encoding(tmp_path, encoding, name, packed):
+    texts = {
+        "a.csv": 'prompt,response\n"Größe, ä?",é\n',
+        "a.tsv": "prompt\tresponse\nGröße, ä?\té\n",
+        "a.jsonl": '{"prompt": "Größe, ä?", "response": "é"}\n',
+        "a.json": '[{"prompt": "Größe, ä?",\n "response": "é"}]',
+        "a.txt": "Größe, ä?\n\né\n",
+    }
+    rows = read(tmp_path, name, packed(texts[name].encode(encoding)), encoding=encoding, plain=name == "a.txt")
+    assert rows == [{"text": texts[name]} if name == "a.txt" else {"prompt": "Größe, ä?", "response": "é"}]
+
+
+def test_long_text_in_another_encoding(tmp_path):
+    rows = [f'{{"prompt": "ä{i}", "response": "€"}}\n' for i in range(100_000)]
+    rows = read(tmp_path, "a.jsonl", "".join(rows).encode("utf-16"), encoding="utf-16")
+    assert len(rows) == 100_000 and rows[-1] == {"prompt": "ä99999", "response": "€"}
+
+
+def test_bytes_without_a_character_make_their_row_malformed(make):
+    content = b'{"prompt": "a", "response": "b"}\n{"prompt": "c\x81", "response": "d"}\n'
+    built = make(content, source={"encoding": "cp1252"}, max_quarantined_fraction=1.0)
+    (bad,) = built.quarantine
+    assert bad["line"] == 2 and bad["reason"] == "not_utf8" and "cp1252, the source's `encoding`" in bad["detail"]
+    assert built.prompts() == ["a"]
+    with pytest.raises(SnaketuneError, match="cp1252, the source's `encoding`") as error:
+        make(b'[{"prompt": "c\x81", "response": "d"}]', source={"encoding": "cp1252"})
+    assert "Windows-1252" not in str(error.value)
+
+
+def test_a_wrong_encoding_is_named(make):
+    with pytest.raises(
+        SnaketuneError, match=r"none of the supported formats.*read as utf-16-le, the source's `encoding`"
+    ):
+        make(b'{"prompt": "a", "response": "b"}\n', source={"encoding": "utf-16-le"})
+    with pytest.raises(
+        SnaketuneError, match=r"data/0\.jsonl: not all of it is in utf-16, the source's `encoding`: .*BOM"
+    ):
+        make(b'{"prompt": "a", "response": "b"}\n', source={"encoding": "utf-16"})
+
+
 @pytest.mark.parametrize(
     "content", [b'{"prompt": "gr\xfc\xdfe", "response": "b"}\n{}\n', b"prompt,response\ngr\xfc\xdfe,b\n"]
 )
-def test_text_in_latin_1_names_the_command(make, content):
+def test_text_in_latin_1_names_the_key(make, content):
     built = make(content, b'{"prompt": "a", "response": "b"}\n', suffix=".csv", max_quarantined_fraction=1.0)
-    assert "`iconv -f CP1252 -t UTF-8`" in built.quarantine[0]["detail"]
-    with pytest.raises(SnaketuneError, match=r"byte 16 isn't UTF-8.*`iconv -f CP1252 -t UTF-8`") as error:
+    assert "`encoding: cp1252`" in built.quarantine[0]["detail"]
+    with pytest.raises(SnaketuneError, match=r"row 1: byte 15 isn't UTF-8.*`encoding: cp1252`") as error:
         make(b'[{"prompt": "gr\xfc\xdfe", "response": "b"}]')
     assert "cut off" not in str(error.value)
     texts = make("Käse\n".encode("latin-1"), b"a", kind="text", suffix=".txt", max_quarantined_fraction=1.0)
-    assert "`iconv" in texts.quarantine[0]["detail"]
+    assert "`encoding: cp1252`" in texts.quarantine[0]["detail"]
 
 
-@pytest.mark.parametrize("key", [{"delimiter": ";"}, {"header": ["a"]}])
+def test_bytes_that_are_not_windows_1252_name_only_the_key(make):
+    content = '{"prompt": "日本語", "response": "b"}\n'.encode("shift_jis")
+    built = make(content, b'{"prompt": "a", "response": "b"}\n', max_quarantined_fraction=1.0)
+    assert "`encoding`" in built.quarantine[0]["detail"] and "cp1252" not in built.quarantine[0]["detail"]
+
+
+@pytest.mark.parametrize("key", [{"encoding": "cp1252"}, {"delimiter": ";"}, {"header": ["a"]}])
 def test_the_keys_need_files(key):
     (name,) = key
     with pytest.raises(ValidationError, match=f"{name} applies to .*files"):
@@ -114,6 +163,9 @@ def test_the_keys_need_files(key):
 @pytest.mark.parametrize(
     "key, says",
     [
+        ({"encoding": "utf-99"}, "utf-99.*cp1252"),
+        ({"encoding": "rot13"}, "rot13"),
+        ({"encoding": "a\0b"}, "encoding"),
         ({"delimiter": ";;"}, "one character, .* or tab"),
         ({"delimiter": ""}, "one character, .* or tab"),
         ({"delimiter": '"'}, "one character, .* or tab"),
@@ -128,8 +180,10 @@ def test_invalid_values_of_the_keys(key, says):
 
 
 def test_values_of_the_keys_are_canonical():
-    given = Source(files=["a.csv"], delimiter="tab")
-    assert given.delimiter == "\t" and Source(**given.model_dump()) == given
+    given = Source(files=["a.csv"], encoding="Latin1", delimiter="tab")
+    assert (given.encoding, given.delimiter) == ("iso8859-1", "\t")
+    assert Source(**given.model_dump()) == given
+    assert Source(files=["a.csv"], encoding="UTF8") == Source(files=["a.csv"])
 
 
 @pytest.mark.parametrize("key", [{"delimiter": ";"}, {"header": ["prompt", "response"]}])
@@ -138,8 +192,8 @@ def test_keys_of_csv_for_another_format(make, key):
         make([{"prompt": "a", "response": "b"}], source=key)
 
 
-@pytest.mark.parametrize("key", [{"delimiter": ";"}, {"header": ["prompt"]}])
-def test_keys_of_csv_for_a_table(make, tmp_path, key):
+@pytest.mark.parametrize("key", [{"delimiter": ";"}, {"encoding": "cp1252"}])
+def test_keys_of_text_for_a_table(make, tmp_path, key):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -155,7 +209,7 @@ def test_malformed_rows_have_their_reasons(tmp_path):
 def numbered_rows(tmp_path, content, **keys):
     path = tmp_path / "a.csv"
     path.write_bytes(content)
-    raws = read_file(path, "a.csv", keys=CsvKeys(**keys))
+    raws = read_file(path, "a.csv", keys=TextKeys(**keys))
     return [(raw.number, getattr(raw.value, "reason", raw.value)) for raw in raws]
 
 
@@ -164,14 +218,35 @@ BEFORE = b"prompt,response\nq,r\n"
 
 
 @pytest.mark.parametrize(
-    "damaged", [b'"He wrote \\"stop\\" there\nand continued here","answer"\n', b'"a"b,c\n', b'x,"never closed\nq,r\n']
+    "damaged",
+    [
+        b'"He wrote \\"stop\\" there\nand continued here","answer"\n',
+        b'"He wrote "stop" there\n\nand went on\nand continued here","answer"\n',
+        # The line between could be a row.
+        b'"He wrote \\"stop\\" there\nand, perhaps\nand continued here","answer"\n',
+        b'x,"He wrote \\"stop\\" there\nand continued here"\n',
+        # The rest has no quote, but too few cells, or too many.
+        b'x,"a"b\nand so on\n',
+        b'x,"a"b\nand,so,on\n',
+    ],
 )
-def test_a_wrong_quote_fails_the_file_with_its_line(tmp_path, damaged):
-    with pytest.raises(
-        SnaketuneError, match=r"a\.csv: the record that begins on line 3 isn't valid CSV: .*double those"
-    ):
-        numbered_rows(tmp_path, BEFORE + damaged + b"q,r\n")
-    assert numbered_rows(tmp_path, BEFORE + b'5" pipe,r\n')[1] == (3, {"prompt": '5" pipe', "response": "r"})
+def test_the_rest_of_a_damaged_record_is_no_row(tmp_path, make, damaged):
+    content = BEFORE + damaged + b"q,r\n"
+    last = content.count(b"\n")
+    assert numbered_rows(tmp_path, content) == [(2, SOUND), (3, "not_csv"), (last, SOUND)]
+    built = make(content, suffix=".csv", max_quarantined_fraction=1.0)
+    (bad,) = built.quarantine
+    assert f"the record is taken to end on line {last - 1}" in bad["detail"] and built.prompts() == ["q"]
+
+
+def test_rows_after_a_damaged_record_are_rows(tmp_path):
+    # The next quote that closes none is too far away, or there is none.
+    rows = [b"q,r\n"] * 15
+    found = numbered_rows(tmp_path, BEFORE + b'"a"b,c\n' + b"".join(rows) + b'5" pipe,r\n')
+    assert found[1] == (3, "not_csv") and found[-1] == (19, {"prompt": '5" pipe', "response": "r"})
+    assert len(found) == 18
+    twice = numbered_rows(tmp_path, BEFORE + b'"a"b,c\nq,r\n"a"b,c\n"q","r"\n')
+    assert twice == [(2, SOUND), (3, "not_csv"), (4, SOUND), (5, "not_csv"), (6, SOUND)]
 
 
 @pytest.mark.parametrize("repeated", [b"prompt,response\n", b'"prompt","response"\n', b"\xef\xbb\xbfprompt,response\n"])
@@ -202,5 +277,5 @@ def test_a_first_line_that_names_the_delimiter(tmp_path, first, keys):
 
 def test_the_named_delimiter_may_be_any_character(tmp_path):
     assert numbered_rows(tmp_path, b"sep=~\nprompt~response\nq~r\n") == [(3, SOUND)]
-    with pytest.raises(SnaketuneError, match="line 2 isn't valid CSV"):
+    with pytest.raises(SnaketuneError, match="the header, line 2, isn't valid CSV"):
         numbered_rows(tmp_path, b'sep=;\n"a"b;c\n')

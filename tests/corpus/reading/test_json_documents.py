@@ -1,4 +1,4 @@
-"""JSON that is neither plain lines nor an array: NaN, lists of messages, objects around rows."""
+"""JSON that is neither plain lines nor an array: NaN, lists of messages, splits in one object, consecutive objects."""
 
 import json
 
@@ -6,8 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from snaketune.corpus.reading import json_files
+from snaketune.corpus.reading.json_arrays import BLOCK
 from snaketune.corpus.reading.sources import read_file
+from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
 
 ROW = {"prompt": "a", "response": "b"}
@@ -51,8 +52,11 @@ def test_infinity_is_refused(tmp_path, number):
     assert read_rows(tmp_path, "a.jsonl", b'{"a": %s}\n{"a": 1}\n' % number.encode()) == ["not_json", {"a": 1}]
 
 
-def test_of_two_equal_keys_the_last_counts(tmp_path):
-    assert read_rows(tmp_path, "a.jsonl", b'{"a": 1, "a": 2}\n{"a": NaN, "a": 1}\n') == [{"a": 2}, {"a": 1}]
+def test_nan_and_a_key_twice(tmp_path):
+    assert read_rows(tmp_path, "a.jsonl", b'{"a": NaN, "a": 1}\n{"a": 1}\n') == ["duplicate_key", {"a": 1}]
+    assert read_rows(tmp_path, "a.json", b'[{"a": NaN}, {"b": 1, "b": 2}, {"c": 1}]') == [
+        {"a": None}, "duplicate_key", {"c": 1}
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
@@ -98,10 +102,17 @@ def test_other_lists_are_not_rows(tmp_path, value):
 
 
 @pytest.mark.parametrize("indent", [None, 1])
-def test_several_lists_of_rows_are_refused_with_the_command_for_one(tmp_path, indent):
-    document = {"version": 1, "train": [ROW], "test": [ROW, ROW]}
-    with pytest.raises(SnaketuneError, match=r"data/a\.json holds several arrays \(train, test\).*jq -c '\.train\[\]'"):
-        read(tmp_path, "a.json", json.dumps(document, indent=indent).encode())
+@pytest.mark.parametrize("rows", [2, 2000])
+@pytest.mark.parametrize("order", [("train", "test", "validation"), ("test", "train", "validation")])
+def test_of_an_object_of_splits_train_is_read(tmp_path, capsys, indent, rows, order):
+    # More than a block, if there are many.
+    train = [ROW | {"n": i, "text": "x" * rows} for i in range(rows)]
+    splits = {"train": train, "test": [ROW], "validation": [ROW, ROW]}
+    document = {"version": 1} | {name: splits[name] for name in order}
+    found = read_rows(tmp_path, "a.json", json.dumps(document, indent=indent).encode())
+    assert found == [row | {"version": 1} for row in splits["train"]]
+    others = ", ".join(f"{name} ({len(splits[name])} rows)" for name in order if name != "train")
+    assert f"data/a.json: of its splits, train is read; not read: {others}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("key", ["data", "rows", "test"])
@@ -115,48 +126,57 @@ def test_a_row_with_a_column_train_is_a_row(tmp_path, train):
     assert read_rows(tmp_path, "a.json", json.dumps(row).encode()) == [row]
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.txt"])
 @pytest.mark.parametrize("joined", ["\n", "", "\n\n", " "])
-def test_objects_one_after_another_are_refused_with_the_command_that_makes_lines(tmp_path, joined):
-    content = joined.join(json.dumps({"a": i}, indent=2) for i in range(3)).encode()
-    with pytest.raises(
-        SnaketuneError, match=r"data/a\.json isn't valid JSON: Extra data.*jq -c '\.' FILE > rows\.jsonl"
-    ):
-        read(tmp_path, "a.json", content)
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("rows", [2, 2000])
+def test_objects_one_after_another(tmp_path, name, joined, indent, rows):
+    # More than a block, if there are many.
+    objects = [{"prompt": f'}}{{ "{i}\\' * (rows // 20 or 1), "response": {"n": [i]}} for i in range(rows)]
+    content = joined.join(json.dumps(row, indent=indent) for row in objects).encode()
+    assert (len(content) > BLOCK) == (rows > 2)
+    assert read_rows(tmp_path, name, content) == objects
 
 
 def test_objects_on_one_line_among_others(tmp_path):
     content = b'{"a": 1}\n{"a": 2} {"a": 3}\n{"a": 4}{"a": \n{"a": 5}\n'
     raws = [(raw.number, getattr(raw.value, "reason", raw.value)) for raw in read(tmp_path, "a.jsonl", content)]
-    assert raws == [(1, {"a": 1}), (2, "not_json"), (3, "not_json"), (4, {"a": 5})]
+    assert raws == [(1, {"a": 1}), (2, {"a": 2}), (2, {"a": 3}), (3, "not_json"), (4, {"a": 5})]
 
 
-@pytest.mark.parametrize(
-    "content", [b'[{"a": 1}, {"a": 2,}]', b'[{"a": 1}, {"a"', b'{"rows": [{"a": 1}', b'[{"a": 1},,]']
-)
-def test_damage_fails_the_file(tmp_path, content):
-    with pytest.raises(SnaketuneError, match=r"data/a\.json isn't valid JSON: .*cut off; fetch it again"):
+def test_damage_among_objects_one_after_another(tmp_path):
+    content = b'{\n"a": 1}\n{\n"a": 2,}\n{\n"a": 3}\n'
+    with pytest.raises(SnaketuneError, match=r"data/a\.json isn't valid JSON: row 2: "):
         read(tmp_path, "a.json", content)
+    with pytest.raises(SnaketuneError, match=r"isn't valid JSON: .*cut off; fetch it again"):
+        read(tmp_path, "a.json", content[:-4])
 
 
-def test_a_document_that_does_not_fit_into_memory_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_files, "MAX_DOCUMENT", 8)
-    with pytest.raises(SnaketuneError, match=r"data/a\.json is one JSON document of more than.*jq -c '\.\[\]' FILE"):
-        read(tmp_path, "a.json", b'[{"a": 1}]')
+def test_a_key_twice_and_nan_among_objects_one_after_another(tmp_path):
+    content = b'{\n"a": 1}\n{\n"a": 2, "a": 3}\n{\n"a": NaN}\n'
+    raws = read(tmp_path, "a.json", content)
+    assert [getattr(raw.value, "reason", raw.value) for raw in raws] == [{"a": 1}, "duplicate_key", {"a": None}]
+    assert raws[2].notes == ("nan_as_null",) and isinstance(raws[1].value, Malformed)
 
 
 @pytest.mark.parametrize("indent", [None, 1])
-def test_what_an_object_holds_around_its_rows_belongs_to_each(make, indent):
-    questions = [{"question": f"q{i}", "answer": "r"} for i in range(2)]
-    document = {"title": "Harbour", "context": "It has nine cranes.", "n": None, "qa": questions, "system": "Be brief."}
-    built = make(json.dumps(document, indent=indent).encode(), suffix=".json")
-    assert len(built.train) == 2 and built.counts["sources"][0]["ignored"] == {"title": 2}
+@pytest.mark.parametrize("count", [2, 2000])
+def test_what_an_object_holds_around_its_rows_belongs_to_each(make, indent, count):
+    # More than a block, if there are many.
+    questions = [{"question": f"q{i}", "answer": "r" * count} for i in range(count)]
+    document = {"title": "Harbour", "context": "It has nine cranes.", "system": "Be brief.", "n": None, "qa": questions}
+    content = json.dumps(document, indent=indent).encode()
+    assert (len(content) > BLOCK) == (count > 2)
+    built = make(content, suffix=".json")
+    assert len(built.train) == count and built.counts["sources"][0]["ignored"] == {"title": count}
     assert [turn["content"] for turn in built.train[0]["messages"]] == [
-        "Be brief.", "q0\n\nIt has nine cranes.", "r"
+        "Be brief.", "q0\n\nIt has nine cranes.", "r" * count
     ]  # fmt: skip
 
 
-def test_a_column_of_the_rows_and_around_them(tmp_path, make):
-    rows = [ROW | {"system": "Be brief.", "score": float("nan")} for _ in range(2)]
+@pytest.mark.parametrize("count", [2, 2000])
+def test_a_column_of_the_rows_and_around_them(tmp_path, make, count):
+    rows = [ROW | {"system": "Be brief.", "text": "x" * count, "score": float("nan")} for _ in range(count)]
     content = json.dumps({"system": "Be kind to all.", "data": rows}).encode()
     (first, *_) = read(tmp_path, "a.json", content)
     assert first.value == {"system (around the rows)": "Be kind to all."} | rows[0] | {"score": None}
@@ -165,6 +185,19 @@ def test_a_column_of_the_rows_and_around_them(tmp_path, make):
     with pytest.raises(SnaketuneError, match=r'\n  remark: "Be kind to all\."'):
         make(named, suffix=".json")
     assert make(named, suffix=".json", source={"ignore": ["remark"]}).train
+
+
+@pytest.mark.parametrize("late", ["Be kind to all.", {"system": "Brief!"}])
+def test_a_text_after_many_rows_is_refused(tmp_path, capsys, late):
+    rows = [ROW | {"n": i, "text": "x" * 1000} for i in range(2000)]
+    content = json.dumps({"data": rows, "version": "1.0", "system": late}).encode()
+    with pytest.raises(
+        SnaketuneError, match=r"data/a\.json is an object around rows, with system after the rows; move"
+    ):
+        read(tmp_path, "a.json", content)
+    # What is no text is named.
+    assert read_rows(tmp_path, "a.json", json.dumps({"data": rows, "version": "1.0", "n": 3}).encode()) == rows
+    assert "data/a.json: not read: version, n, after the rows" in capsys.readouterr().out
 
 
 REPR = b"{'prompt': 'a', 'response': 'b'}\n"

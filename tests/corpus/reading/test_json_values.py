@@ -6,36 +6,75 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snaketune.corpus.reading.json_files import parse
+from snaketune.corpus.reading.json_values import first_malformed, parse, parse_document
 from snaketune.corpus.rows import Malformed
-from tests.corpus.row_spelling import read, turns
 
+KEYS = st.sampled_from(["a", "b", 'a"', "a\\\\", '\\\\"', ":", '":', " :", "\\", "", "ä"])
 TEXTS = st.text(max_size=6) | st.sampled_from(['":', '\\":', " :", "\n:", '{"a": 1}', "\\", '"'])
-INTEGERS = st.integers(-(2**63), 2**63 - 1)
 VALUES = st.recursive(
-    st.none() | st.booleans() | INTEGERS | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
     max_leaves=10,
 )
+SPACES = st.sampled_from([(",", ":"), (", ", ": "), (" , ", " : "), ("\n,", "\t:"), (",", "\r\n : ")])
 
 
-@given(VALUES, st.booleans())
+@given(VALUES, SPACES, st.booleans())
 @settings(deadline=None, max_examples=300)
-def test_what_json_reads(value, ascii_only):
+def test_what_json_reads(value, spaces, ascii_only):
     try:
-        data = json.dumps(value, ensure_ascii=ascii_only).encode()
+        data = json.dumps(value, separators=spaces, ensure_ascii=ascii_only).encode()
     except UnicodeEncodeError:
         return
-    assert json.dumps(parse(data)) == json.dumps(value)
+    rows = parse(data)
+    assert rows == value and json.dumps(rows) == json.dumps(value)
 
 
-def test_an_integer_that_may_be_rounded_is_no_text():
-    raw = parse(b'{"prompt": "10^20?", "response": 100000000000000000000}')
-    with pytest.raises(Malformed, match=r"response.* holds float"):
-        read(raw)
-    assert read(parse(b'{"prompt": "2^62?", "response": 4611686018427387904}'))[1].messages == turns(
-        "U 2^62?", "A 4611686018427387904"
-    )
+@given(st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=5), SPACES, st.integers(0, 3))
+@settings(deadline=None, max_examples=300)
+def test_every_duplicate_key_is_detected(pairs, spaces, depth):
+    comma, colon = spaces
+    try:
+        spelled = comma.join(json.dumps(key) + colon + json.dumps(value, separators=spaces) for key, value in pairs)
+        data = ('[{"x":' * depth + "{" + spelled + "}" + "}]" * depth).encode()
+    except UnicodeEncodeError:
+        return
+    twice = len({key for key, _ in pairs}) < len(pairs)
+    if twice:
+        with pytest.raises(Malformed, match="duplicate_key"):
+            parse(data)
+    else:
+        parse(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        rb'{"a": 1, "a": 2}',
+        rb'{"a": 1, "a" : 2}',
+        b'{"a": 1, "a"\n:2}',
+        rb'{"a": 1, "\u0061": 2}',
+        rb'{"a": "\":", "a": 2}',
+        rb'{"b\\": 1, "b\\": 2}',
+        rb'{"b\\\"": 1, "b\\\"": 2}',
+        rb'[[{"x": {"a": 1, "a": 1}}]]',
+        rb'{"a": {"a": 1}, "b": 2, "a": 3}',
+    ],
+)
+def test_a_key_twice(data):
+    with pytest.raises(Malformed, match=r"duplicate_key: the key .* is twice in one object"):
+        parse(data)
+
+
+def test_the_object_with_the_key_twice_is_marked_in_a_document():
+    document, twice = parse_document(b'[{"a": 1}, {"b": {"c": 1, "c": 2}}]')
+    assert twice and document[0] == {"a": 1}
+    assert first_malformed(document[0]) is None and first_malformed(document[1]).reason == "duplicate_key"
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63), 2**64, 10**30, -(10**40), 2**63 - 1, 2**53 + 1])
+def test_large_integers_are_exact(number):
+    assert parse(b'{"n": %d}' % number) == {"n": number}
 
 
 @pytest.mark.parametrize(

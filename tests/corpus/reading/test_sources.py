@@ -137,12 +137,12 @@ def test_csv_with_cells_over_lines(tmp_path):
 
 
 def test_bad_csv_rows_affect_only_themselves(tmp_path):
-    content = b"prompt,response\nfine,row\ntoo,many,cells\nbad \xff,bytes\nlong," + b"x" * 200_000 + b"\n"
+    content = b'prompt,response\nfine,row\ntoo,many,cells\nbad \xff,bytes\n"a"b,c\nlong,' + b"x" * 200_000 + b"\n"
     rows = {
         number: raw.reason if isinstance(raw, Malformed) else "ok"
         for _, number, raw in read(tmp_path, "a.csv", content)
     }
-    assert rows == {2: "ok", 3: "wrong_number_of_cells", 4: "not_utf8", 5: "ok"}
+    assert rows == {2: "ok", 3: "wrong_number_of_cells", 4: "not_utf8", 5: "not_csv", 6: "ok"}
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.parquet.gz", "a.arrow.gz"])
@@ -156,12 +156,13 @@ def test_arrow_streams_as_datasets_writes_them(tmp_path):
     assert [row for _, _, row in read(tmp_path, "a.arrow", stream())] == FULL
 
 
-def test_invalid_text_in_a_table_fails_the_file(tmp_path):
+def test_invalid_text_in_a_table_makes_its_row_malformed(tmp_path):
     raw = pa.array([b"fine", b"\xff\xfe", b"fine too"], pa.binary())
     texts = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
     write_table(tmp_path / "made.arrow", pa.table({"prompt": texts}))
-    with pytest.raises(SnaketuneError, match=r"a\.arrow can't be read: .*UTF8"):
-        read(tmp_path, "a.arrow", (tmp_path / "made.arrow").read_bytes())
+    rows = [raw for _, _, raw in read(tmp_path, "a.arrow", (tmp_path / "made.arrow").read_bytes())]
+    assert rows[0] == {"prompt": "fine"} and rows[2] == {"prompt": "fine too"}
+    assert rows[1].reason == "not_utf8"
 
 
 @pytest.mark.parametrize("type_", [pa.binary(), pa.large_binary()])
@@ -181,14 +182,21 @@ def test_bytes_in_a_table_that_are_utf8_are_text(make, tmp_path, type_):
 
 def test_maps_in_a_table_are_objects(tmp_path):
     turns = pa.list_(pa.map_(pa.string(), pa.string()))
-    table_ = pa.table({"messages": pa.array([[[("role", "user"), ("content", "hi")]], None], turns)})
+    twice = [[("role", "user"), ("role", "assistant")]]
+    table_ = pa.table({"messages": pa.array([[[("role", "user"), ("content", "hi")]], None, twice], turns)})
     write_table(tmp_path / "made.arrow", table_)
     rows = [raw for _, _, raw in read(tmp_path, "a.arrow", (tmp_path / "made.arrow").read_bytes())]
-    assert rows == [{"messages": [{"role": "user", "content": "hi"}]}, {"messages": None}]
-    twice = [[("role", "user"), ("role", "assistant")]]
-    write_table(tmp_path / "made.arrow", pa.table({"messages": pa.array([twice], turns)}))
-    with pytest.raises(SnaketuneError, match=r"a\.arrow, in 1024 rows from row 1 on: .*'role'.*leave it out"):
-        read(tmp_path, "a.arrow", (tmp_path / "made.arrow").read_bytes())
+    assert rows[:2] == [{"messages": [{"role": "user", "content": "hi"}]}, {"messages": None}]
+    assert rows[2].reason == "unreadable_value" and "'role'" in rows[2].detail
+
+
+def test_invalid_text_in_a_map_makes_its_row_malformed(tmp_path):
+    raw = pa.array([b"fine", b"\xff"], pa.binary())
+    texts = pa.Array.from_buffers(pa.string(), 2, raw.buffers())
+    made = pa.MapArray.from_arrays(pa.array([0, 1, 2], pa.int32()), pa.array(["x", "x"]), texts)
+    write_table(tmp_path / "made.arrow", pa.table({"meta": made}))
+    rows = [raw for _, _, raw in read(tmp_path, "a.arrow", (tmp_path / "made.arrow").read_bytes())]
+    assert rows[0] == {"meta": {"x": "fine"}} and rows[1].reason == "not_utf8"
 
 
 @pytest.mark.parametrize(
@@ -201,6 +209,8 @@ def test_maps_in_a_table_are_objects(tmp_path):
         (b"[" * 100_000, "not_json"),
         (b'{"prompt": "\xff"}', "not_utf8"),
         (b'["a", "b"]', "not_an_object"),
+        (b'{"prompt": 1, "prompt": 2}', "duplicate_key"),
+        (b'{"messages": [{"role": "user", "content": "x", "role" : "system"}]}', "duplicate_key"),
         (b'{"prompt": "a\0b"}', "not_json"),
         (b'{"prompt": "a\tb"}', "not_json"),
         (b"null", "not_an_object"),
@@ -248,14 +258,16 @@ def test_elements_of_an_array_that_are_no_objects(tmp_path):
         ("a.jsonl.gz", zipped(lines(FULL * 999))[:-200], "cut off"),
         ("a.json.gz", zipped(json.dumps(FULL).encode())[:-9], "cut off"),
         ("a.csv.gz", zipped(b"prompt\n" + b"x\n" * 9999)[:-9], "cut off"),
-        ("a.csv", b'prompt,response\nfine,row\n"never closed,x\n1,2\n', "line 3 isn't valid CSV"),
+        ("a.csv", b'prompt,response\nfine,row\n"never closed,x\n1,2\n', "line 3 opens a quote"),
         ("a.csv", b"prompt,prompt\n1,2\n", "column 'prompt' twice"),
-        ("a.csv", b'"prompt\n1,2\n', "line 1 isn't valid CSV.*close its quotes"),
+        ("a.csv", b'"prompt\n1,2\n', "header.*fix its quotes"),
         ("a.txt", b"x", r"none of the supported formats.*JSON lines.*Parquet.*\.zst"),
         ("a", b"Dear reader,\n\nhello, all,\n", "none of the supported formats"),
         ("a.md", b"# Title\n\nText.\n", "none of the supported formats"),
         ("a.txt.gz", zipped(b"x"), "none of the supported formats"),
         ("a.jsonl", '{"prompt": "x", "response": "y"}\n'.encode("utf-16"), "UTF-16.*iconv"),
+        ("a.jsonl", '{"prompt": "x", "response": "y"}\n'.encode("utf-16-le"), "UTF-16.*iconv"),
+        ("a.csv", "prompt,response\nx,y\n".encode("utf-16-be"), "UTF-16.*iconv"),
         ("a.jsonl", b"\0" * 999, "nothing but zero bytes.*fetch it again"),
         ("a.jsonl", b"PK\x03\x04rest", "zip archive"),
         ("a.jsonl.bz2", b"BZh91AY", "bzip2"),
@@ -296,6 +308,19 @@ def test_invalid_offsets_are_not_followed(tmp_path):
         read(tmp_path, "a.arrow", (tmp_path / "made.arrow").read_bytes())
 
 
+def test_an_invalid_text_does_not_hide_an_invalid_offset(tmp_path):
+    """Two faults in one table: the harmless one must not hide the other."""
+    offsets = pa.py_buffer(np.array([0, 6, 2, 8], np.int32).tobytes())
+    texts = [
+        pa.Array.from_buffers(pa.string(), 3, pa.array([b"\xff", b"fine", b"x"], pa.binary()).buffers()),
+        pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"abcdefgh")]),
+    ]
+    turns = pa.StructArray.from_arrays(texts, ["role", "content"])
+    write_table(tmp_path / "made.arrow", pa.table({"turn": turns}))
+    with pytest.raises(SnaketuneError, match=r"a\.arrow can't be read"):
+        read(tmp_path, "a.arrow", (tmp_path / "made.arrow").read_bytes())
+
+
 def test_a_column_whose_name_is_no_text(tmp_path):
     content = table(tmp_path / "made.arrow").replace(b"response", b"respon\xffe")
     with pytest.raises(SnaketuneError, match=r"a\.arrow can't be read"):
@@ -307,6 +332,12 @@ def test_a_table_with_a_column_twice_names_the_file(tmp_path):
     write_table(tmp_path / "made.arrow", twice)
     with pytest.raises(SnaketuneError, match=r"as/written/a\.arrow: the table has the column 'prompt' twice"):
         read(tmp_path, "a.arrow", (tmp_path / "made.arrow").read_bytes())
+
+
+def test_a_duplicate_key_in_an_array_makes_its_row_malformed(tmp_path):
+    content = b'[{"prompt": "x"},\n {"messages": [{"role": "user", "role": "x"}]},\n {"prompt": "y"}]'
+    rows = [getattr(raw, "reason", raw) for _, _, raw in read(tmp_path, "a.json", content)]
+    assert rows == [{"prompt": "x"}, "duplicate_key", {"prompt": "y"}]
 
 
 def test_a_missing_file(tmp_path):

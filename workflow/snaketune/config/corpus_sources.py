@@ -1,5 +1,6 @@
 """The `corpora:` section: sources of rows, cleaning, splits, and how rows are read."""
 
+import codecs
 import json
 import re
 from itertools import chain
@@ -12,7 +13,7 @@ from snaketune.config.conditions import Conditions
 from snaketune.config.row_fields import Fields
 
 Layout = Literal[
-    "auto", "messages", "turns", "contents", "dialogue", "prompt-response", "instances", "message-tree", "message-rows",
+    "auto", "messages", "turns", "contents", "moss", "dialogue", "prompt-response", "instances", "message-tree", "message-rows",
     "pairs", "votes", "rated", "unpaired", "text",
 ]  # fmt: skip
 Role = Literal["system", "user", "assistant", "tool"]
@@ -83,9 +84,11 @@ class Source(Model):
 
     files: tuple[LocalPath, ...] = ()
     """Local files, folders (with all files below, but hidden ones and those that begin with `_`) and patterns such as
-    `data/**/*.jsonl`, relative to the working directory: JSON, JSON lines, CSV, Parquet or Arrow, in UTF-8, optionally
-    compressed as .gz, .xz or .zst. Corpora of kind `text` also take plain text, one document per file. The format is detected
-    from the content of a file, not from its name."""
+    `data/**/*.jsonl`, relative to the working directory: JSON, JSON lines, CSV, Parquet or Arrow, optionally compressed as .gz,
+    .xz or .zst, or in a .zip or .tar archive. Corpora of kind `text` also take plain text, one document per file. The format is
+    detected from the content of a file, not from its name."""
+    encoding: str = "utf-8"
+    """Encoding of text files (JSON, CSV, plain text), by its Python name: `cp1252`, `utf-16`, `shift_jis`."""
     delimiter: str | None = None
     """Delimiter of CSV files: one character, or `tab`. Default: comma, tab, `;` or `|`, whichever occurs equally often in the
     header and in the first rows."""
@@ -139,6 +142,17 @@ class Source(Model):
     def _as_tuple(cls, where: Any) -> Any:
         return (where,) if isinstance(where, str) else where
 
+    @field_validator("encoding")
+    @classmethod
+    def _known_encoding(cls, encoding: str) -> str:
+        try:
+            "a".encode(encoding)
+            return codecs.lookup(encoding).name
+        except (LookupError, ValueError):
+            raise ValueError(
+                f"{encoding!r} is not a text encoding that Python knows; for example utf-8, utf-16, cp1252, shift_jis, gb18030"
+            ) from None
+
     @field_validator("delimiter")
     @classmethod
     def _one_character(cls, delimiter: str | None) -> str | None:
@@ -159,7 +173,7 @@ class Source(Model):
     def _one_origin(self) -> Self:
         if bool(self.files) == bool(self.hub):
             raise ValueError("give exactly one of `files` and `hub`")
-        for key in ("delimiter", "header"):
+        for key in ("encoding", "delimiter", "header"):
             if self.hub and getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"{key} applies to local files, and this source is a Hub dataset; remove it")
         return self

@@ -29,7 +29,7 @@ class Fields(Model):
     """
 
     messages: str | None = None
-    """A whole conversation: a list of turns, or a list of texts that alternate between user and assistant."""
+    """A whole conversation: a list of turns, numbered turns, or a list of texts that alternate between user and assistant."""
     history: str | None = None
     """Turns before the prompt: a list of turns, or of pairs of texts."""
     system: str | None = None

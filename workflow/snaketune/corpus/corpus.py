@@ -16,18 +16,13 @@ STAGE = Stage(
     inputs={"against": any_number("corpus")},
     files=("files", "against_files"),
     libraries=libraries.of_corpus,
-    # Pairing completions, comparing near duplicates and JSON documents need the whole corpus in memory.
+    # Pairing completions and comparing near duplicates need the whole corpus in memory.
     cost=lambda spec: Cost(
-        mb_per_gb=5000 if spec.kind == "unpaired" or spec.near_duplicates or _has_documents(spec) else 1000,
-        minutes_per_gb=30,
+        mb_per_gb=5000 if spec.kind == "unpaired" or spec.near_duplicates else 1000, minutes_per_gb=30
     ),
     group="data",
     in_report=True,
 )
-
-
-def _has_documents(spec: CorpusSpec) -> bool:
-    return any(".json" in Path(file).suffixes for source in spec.sources for file in source.files)
 
 
 def build(

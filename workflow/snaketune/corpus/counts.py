@@ -52,6 +52,7 @@ def _of_source(decisions: Decisions, scan: Scan, source: SourceCounts) -> dict[s
         "kept": int(copies.sum()),
         "layouts": dict(+layouts),
         "ignored": dict(source.ignored),
+        "marked": dict(source.marked),
     }
 
 

@@ -17,8 +17,8 @@ from snaketune.corpus.excerpts import print_line, printable
 from snaketune.corpus.layouts.canonical import canonical_rows
 from snaketune.corpus.layouts.unstated import ROWS_BEFORE_STOP, UnstatedColumns
 from snaketune.corpus.quarantine import Quarantine
-from snaketune.corpus.reading.formats import CsvKeys
-from snaketune.corpus.reading.sources import hub_name, read_file, read_hub
+from snaketune.corpus.reading.formats import TextKeys
+from snaketune.corpus.reading.sources import hub_name, read_files, read_hub
 from snaketune.corpus.rows import TEXT, Dropped, Malformed, RawRow, Row, RowResult, content_hash
 from snaketune.corpus.selecting.cleaning import Cleaner
 from snaketune.corpus.selecting.contamination import Contamination
@@ -48,6 +48,7 @@ class SourceCounts:
         extra: rows that a raw row gave after its first.
         joined: raw rows that became part of another row.
         ignored: by column or key (such as `messages[].name`), the used raw rows in which it holds something and isn't read.
+        marked: by mark of a bad row, such as `is_correct: false`, the used raw rows that have it.
         rows: the range of its valid rows.
     """
 
@@ -57,6 +58,7 @@ class SourceCounts:
     quarantined: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     ignored: Counter[str] = field(default_factory=Counter)
+    marked: Counter[str] = field(default_factory=Counter)
     rows: slice = field(default_factory=lambda: slice(0, 0))
 
 
@@ -92,10 +94,10 @@ class Scan:
         with _rare_collections():
             if source.hub:
                 self._read(hub_name(source.hub), read_hub(source.hub), source, counts)
-            keys = CsvKeys(source.delimiter, source.header)
+            keys = TextKeys(source.encoding, source.delimiter, source.header)
             for file, path in zip(source.files, paths):
-                raws = read_file(path, file, plain=self.spec.kind == TEXT, keys=keys)
-                self._read(file, raws, source, counts)
+                for name, raws in read_files(path, file, plain=self.spec.kind == TEXT, keys=keys):
+                    self._read(name, raws, source, counts)
         counts.rows = slice(first, len(self.hashes))
         _log_unread(source, counts)
         return counts
@@ -162,6 +164,7 @@ class Scan:
             return
         unstated.add(result)
         _count(result.ignored, counts.ignored)
+        _count(result.marks, counts.marked)
         self.hashes.append(content)
         self.prompt_hashes.append(prompt_hash(split_key(row.opening), self.spec.split_seed))
         origin = result.layout, row.notes
@@ -192,14 +195,20 @@ def _count(names: tuple[str, ...], ignored: Counter[str]) -> None:
 
 
 def _log_unread(source: Source, counts: SourceCounts) -> None:
-    """Log the columns and keys that aren't read."""
+    """Log the columns and keys that aren't read, and the rows that are used although a column marks them as bad."""
     more = f" and {len(source.files) - 1} more files" if len(source.files) > 1 else ""
     name = hub_name(source.hub) if source.hub else f"{source.files[0]}{more}"
     if counts.ignored:
-        ignored = ", ".join(f"{name} ({n} rows)" for name, n in counts.ignored.most_common())
-        print_line(
-            f"{name}: ignored, because its layout doesn't read them: {ignored}; to use one, map columns with `fields`"
-        )
+        what = f"ignored, because its layout doesn't read them: {_rows_of_each(counts.ignored)}"
+        print_line(f"{name}: {what}; to use one, map columns with `fields`")
+    if counts.marked:
+        what = f"used although a column marks them as bad: {_rows_of_each(counts.marked)}"
+        condition = counts.marked.most_common(1)[0][0].replace(": ", " != ", 1)
+        print_line(f"{name}: {what}; to drop them, set the source's `where`, for instance `where: {condition}`")
+
+
+def _rows_of_each(names: Counter[str]) -> str:
+    return ", ".join(f"{name} ({n} rows)" for name, n in names.most_common())
 
 
 @contextmanager

@@ -88,6 +88,13 @@ class RawRow(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+class Noted(NamedTuple):
+    """A value that was changed on reading, with the notes for its row."""
+
+    value: Any
+    notes: tuple[str, ...] = NAN_AS_NULL
+
+
 @dataclass(kw_only=True, slots=True)
 class _Row:
     """What all rows have: the tools offered, template variables, labels of the reply, and `notes` on what was changed, for
@@ -165,12 +172,14 @@ class RowResult(NamedTuple):
             of a tree).
         ignored: columns, and keys of turns such as `messages[].name`, that hold something and aren't read. Of several
             results of one raw row, only the first has them.
+        marks: those ignored columns that mark the row as a bad one, such as `is_correct: false`.
     """
 
     raw: RawRow
     layout: str
     row: Outcome
     ignored: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
 
 
 def content_hash(row: Row) -> int:

@@ -57,6 +57,8 @@ def entry(file: str, source: Source, reading: Reading, rows_read: int, repairs: 
     lines = yaml.safe_dump(
         {"corpora": corpora}, sort_keys=False, default_flow_style=None, allow_unicode=True, width=10_000
     ).splitlines()
+    for where, count in conditions(reading):
+        lines.append(f"      # where: {where}   # drops {count:,} of the {rows_read:,} sampled rows")
     if repaired:
         steps = ", ".join(repairs)
         lines.append(f"    # repair: [{steps}]   # fixes {repaired:,} of the {rows_read:,} sampled rows")
@@ -76,6 +78,11 @@ def name_for(file: str) -> str:
     'T-glich-Fragen'
     """
     return NO_NAME.sub("-", DATA_SUFFIXES.sub("", Path(file).name)).strip("-._")[:80] or "corpus"
+
+
+def conditions(reading: Reading) -> list[tuple[str, int]]:
+    """Conditions for `where` that drop rows marked as bad, and how many each drops, most first."""
+    return [(mark.replace(": ", " != ", 1), count) for mark, count in reading.marked.most_common()]
 
 
 def suggested(rows: list[dict[str, Any]]) -> tuple[str, Fields] | None:

@@ -5,7 +5,7 @@ Documents are used only if no other kind reads half of the rows, because convers
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from snaketune.config.corpus_sources import Cleaning, Frame, Repair, Source
@@ -45,6 +45,7 @@ class Reading:
         values: an example value of each of these columns and keys.
         in_question: those of them for which a run stops, each with a place and an excerpt.
         frame: marks of a chat template that nearly all rows of a file share, for which a run stops, too.
+        marked: by mark of a bad row, such as `is_correct: false`, the number of rows that have it.
         repeated: number of rows that are duplicates of an earlier one.
         repeats: an example of these.
         repairs: by repair, the number of rows that it changed.
@@ -63,6 +64,7 @@ class Reading:
     values: dict[str, Any] = field(default_factory=dict)
     in_question: dict[str, tuple[str, str]] = field(default_factory=dict)
     frame: Frame | None = None
+    marked: Counter[str] = field(default_factory=Counter)
     repeated: int = 0
     repeats: Example | None = None
     repairs: Counter[str] = field(default_factory=Counter)
@@ -124,6 +126,15 @@ def best_reading(source: Source, samples: list[FileSample]) -> tuple[Reading, di
     return documents if 2 * best.used < rows and documents.used > best.used else best, counts
 
 
+def read_further(reading: Reading, source: Source, samples: list[FileSample]) -> Reading | None:
+    """Read rows from the rest of the files like the first ones; None if there are none, or rows depend on other rows."""
+    further = [replace(sample, raws=sample.further) for sample in samples if sample.further]
+    if not further or "message-tree" in reading.layouts:
+        return None
+    layout = next(iter(reading.layouts), source.layout)
+    return read_as(reading.kind, source.model_copy(update={"layout": layout}), further)
+
+
 def repairs_that_help(reading: Reading, source: Source, samples: list[FileSample]) -> tuple[dict[str, int], int]:
     """Repairs that fix quarantined rows, with the rows that each changes; and how many more rows could be used."""
     if not reading.quarantined or reading.kind == TEXT:
@@ -156,6 +167,7 @@ def _add(reading: Reading, result: RowResult, location: str, cleaner: Cleaner, f
         reading.ignored[name] += 1
         if name not in reading.values and isinstance(result.raw.value, dict):
             reading.values[name] = next(values_at(result.raw.value, name), None)
+    reading.marked.update(result.marks)
     if row is None:
         return True
     reading.layouts[result.layout] += 1

@@ -17,9 +17,9 @@ from snaketune.corpus.reading.sources import hub_name
 from snaketune.corpus.rows import TEXT
 from snaketune.preview.config_corpora import PreviewedCorpus
 from snaketune.preview.config_entry import entry, suggested
-from snaketune.preview.reading import Reading, best_reading, read_as, repairs_that_help
+from snaketune.preview.reading import Reading, best_reading, read_as, read_further, repairs_that_help
 from snaketune.preview.rendered_rows import BYTES_PER_TOKEN, LENGTHS, RenderedRows, Renderer, load_renderer, render
-from snaketune.preview.sample import FORMATS, FileSample, samples_of
+from snaketune.preview.sample import FORMATS, FileSample, encoding_of, samples_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,7 @@ class SourcePreview:
         why: the reason for the kind.
         columns: if they don't decide the layout, the columns, each with a value.
         undecided: why they don't.
+        further: rows from the rest of the file, read like the first ones.
         repairs: by repair that helps, the number of rows that it changes.
         repaired: number of rows that could be used in addition with these.
         rendered: its rows rendered by the template; None if there are none.
@@ -45,6 +46,7 @@ class SourcePreview:
     why: str
     columns: dict[str, object] = field(default_factory=dict)
     undecided: str = ""
+    further: Reading | None = None
     repairs: dict[str, int] = field(default_factory=dict)
     repaired: int = 0
     rendered: RenderedRows | None = None
@@ -70,7 +72,7 @@ class SourcePreview:
 
 
 def preview_file(file: str, renderer: Renderer) -> SourcePreview:
-    source = Source(files=(file,))
+    source = Source(files=(file,), encoding=encoding_of(Path(file)))
     samples = samples_of(source, None)
     reading, counts = best_reading(source, samples)
     if samples and not reading.used and samples[0].format.startswith(FORMATS["csv"]):
@@ -99,6 +101,7 @@ def preview_file(file: str, renderer: Renderer) -> SourcePreview:
         why=_why(reading, counts, rows_read, by_fields=source.fields != Fields()),
         columns=columns,
         undecided=undecided,
+        further=read_further(reading, source, samples),
         repairs=repairs,
         repaired=repaired,
         rendered=render(renderer, reading.kind, reading.rows) if reading.rows else None,
@@ -143,6 +146,7 @@ def _preview_source(corpus: PreviewedCorpus, number: int, renderer: Renderer) ->
         why=f"as the config says; reads {_of(reading.used, _count(samples))}",
         columns=_unknown_columns(reading, samples),
         undecided=reading.unknown.detail if reading.unknown else "",
+        further=read_further(reading, source, samples),
         repairs={name: count for name, count in repairs.items() if name not in content.repair},
         repaired=repaired,
         rendered=render(renderer, reading.kind, reading.rows, (corpus.train_on, corpus.reasoning))

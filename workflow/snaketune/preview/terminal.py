@@ -13,6 +13,7 @@ import numpy as np
 
 from snaketune.corpus.excerpts import excerpt, printable
 from snaketune.corpus.rows import TEXT
+from snaketune.preview.config_entry import conditions
 from snaketune.preview.reading import Reading
 from snaketune.preview.rendered_rows import RenderedRow, RenderedRows, TextSpan
 from snaketune.preview.source_preview import SourcePreview
@@ -106,6 +107,10 @@ def facts(preview: SourcePreview, *, complete: bool = False) -> Iterator[Fact]:
     if reading.in_question:
         what = f"`ignore: [{', '.join(reading.in_question)}]` states that they aren't part of the rows"
         yield "in question", f"a run stops at columns that may hold turns, or mark rows; {what}"
+    if reading.marked:
+        shown = reading.marked.most_common(None if complete else COLUMNS_SHOWN)
+        marks = ", ".join(f"{mark} ({_rows(count)})" for mark, count in shown)
+        yield "marked", f"{marks}; `where: {conditions(reading)[0][0]}` drops such rows"
     yield from _unused_rows(preview, complete)
     if reading.repeated and reading.repeats:
         example = reading.repeats
@@ -117,21 +122,24 @@ def facts(preview: SourcePreview, *, complete: bool = False) -> Iterator[Fact]:
 
 
 def _unused_rows(preview: SourcePreview, complete: bool) -> Iterator[Fact]:
-    reading = preview.reading
+    reading, further = preview.reading, preview.further
     yield from _reasons("quarantined", reading, reading.quarantined, complete)
     if preview.repaired:
         yield "", f"`repair: [{', '.join(preview.repairs)}]` fixes {preview.repaired:,} of them"
     yield from _reasons("dropped", reading, reading.dropped, complete)
+    if further and (lost := further.quarantined.total() + further.dropped.total()):
+        yield "further on", f"of {further.used + lost:,} rows from the rest of the file, {lost:,} can't be used"
+        yield from _reasons("", further, further.quarantined + further.dropped, complete, about="about ")
 
 
-def _reasons(label: str, reading: Reading, counts: Counter[str], complete: bool) -> Iterator[Fact]:
+def _reasons(label: str, reading: Reading, counts: Counter[str], complete: bool, about: str = "") -> Iterator[Fact]:
     shown = counts.most_common(None if complete else REASONS_SHOWN)
     for reason, count in shown:
         example = reading.examples[reason]
         detail = f": {_cut(example.detail, DETAIL_LENGTH, complete)}" if example.detail else ""
         # The reason is a condition of `where`, which may have underscores.
         what = reason if reason.startswith("where ") else reason.replace("_", " ")
-        yield label, f"{_rows(count)}, {what}; {example.location}{detail}"
+        yield label, f"{_rows(count)}, {what}; {about}{example.location}{detail}"
         label = ""
     if more := len(counts) - len(shown):
         yield "", f"and {more} more reasons"

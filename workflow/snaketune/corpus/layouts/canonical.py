@@ -14,6 +14,7 @@ from snaketune.corpus.rows import TEXT, Dropped, Malformed, Outcome, RawRow, Row
 from snaketune.corpus.values.content import unmark_reasoning
 from snaketune.corpus.values.frames import strip_frame
 from snaketune.corpus.values.labels import KEYS, add_labels
+from snaketune.corpus.values.marks import bad_row_marks
 from snaketune.corpus.values.row_file import Plan, RowFile, column_at
 from snaketune.corpus.values.schema import Values
 from snaketune.corpus.values.tools import variables_of
@@ -103,7 +104,8 @@ def _result(
         except Malformed as error:
             return RowResult(raw, file.schema.name, error)
     ignored = unread_names(raw.value, plan, opaque=file.schema.opaque) if first else ()
-    return RowResult(raw, file.schema.name, row, ignored)
+    marks = bad_row_marks(raw.value, plan.marks) if first and plan.marks else ()
+    return RowResult(raw, file.schema.name, row, ignored, marks)
 
 
 def _finish(raw: RawRow, row: Row, values: Values, file: RowFile, repair: tuple[str, ...]) -> None:

@@ -17,6 +17,7 @@ from snaketune.corpus.excerpts import excerpt, printable
 from snaketune.corpus.layouts.nearest import nearest
 from snaketune.corpus.rows import RowResult
 from snaketune.corpus.values.cells import json_of
+from snaketune.corpus.values.marks import marks_rows
 from snaketune.corpus.values.schema import columns_in
 from snaketune.errors import SnaketuneError
 
@@ -31,10 +32,6 @@ METADATA = (
     "locale category domain model version "
 )
 NEVER_A_TURN = (bool, int, float)
-# Names of columns that tell good rows from bad ones.
-GOOD = "correct|safe|valid|verified|helpful|harmless|good|passed|approved|appropriate|successful|success|pass|resolved"
-BAD = "incorrect|wrong|unsafe|toxic|harmful|invalid|bad|spam|flagged|hallucinations?|hallucinated"
-MARKS = re.compile(rf"(?:is_)?(?:{GOOD}|{BAD})|labels?", re.IGNORECASE)
 
 
 class UnstatedColumns:
@@ -175,12 +172,6 @@ def _are_numbers(value: Any) -> bool:
     return isinstance(value, list) and all(
         item is None or isinstance(item, NEVER_A_TURN) or _are_numbers(item) for item in value
     )
-
-
-@lru_cache(maxsize=4096)
-def marks_rows(path: str) -> bool:
-    """Whether a column's name says that its values tell good rows from bad ones: `is_correct`, `label`."""
-    return any(map(MARKS.fullmatch, path.split(".")))
 
 
 @lru_cache(maxsize=4096)

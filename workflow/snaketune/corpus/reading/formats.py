@@ -1,18 +1,15 @@
 """The format of a file, by its first bytes; by its name only where they are ambiguous. What isn't data is refused by name."""
 
 import csv
-import gzip
 import io
-import lzma
 import re
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import BinaryIO, Literal, NamedTuple
 
-import pyarrow as pa
-
+from snaketune.corpus.reading.encodings import UTF_8, other_unicode
 from snaketune.errors import SnaketuneError
 
 Format = Literal["parquet", "arrow", "json", "csv", "text"]
@@ -20,17 +17,16 @@ Format = Literal["parquet", "arrow", "json", "csv", "text"]
 Opener = Callable[[], BinaryIO]
 
 HEAD_LENGTH = 64 * 1024
-BYTES_PER_READ = 1 << 20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-COMPRESSION = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 TABLES: dict[bytes, Format] = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
 SUPPORTED_FORMATS = (
     "JSON, JSON lines, CSV (with a header, or the source's `header`; cells between commas, tabs, semicolons or bars, or the "
-    "source's `delimiter`), Parquet and Arrow, each also as .gz, .xz or .zst, in UTF-8"
+    "source's `delimiter`), Parquet and Arrow, each also as .gz, .xz or .zst, or within a .zip or .tar"
 )
 COMPRESSED_SUFFIXES = (".gz", ".xz", ".zst")
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 CSV_SUFFIXES = (".csv", ".tsv")
+DATA_SUFFIXES = (*JSON_SUFFIXES, *CSV_SUFFIXES, ".parquet", ".arrow")
 # The beginning of an object or an array, as far as the first line shows it; also of Python's repr, for which the reader of JSON
 # has a message.
 JSON_START = re.compile(rb'\s*(\{\s*(["\'}]|\Z)|\[\s*([\[{"\]]|\Z))')
@@ -38,101 +34,117 @@ JSON_START = re.compile(rb'\s*(\{\s*(["\'}]|\Z)|\[\s*([\[{"\]]|\Z))')
 DELIMITER_LINE = re.compile(r'"?sep=([^"\r\n])"?(?:\r\n?|\n)', re.IGNORECASE)
 LINES_CHECKED, CSV_ROWS_CHECKED, BYTES_CHECKED = 20, 5, 1024
 
+WORKBOOK = "save it as CSV, or write it as Parquet with pandas: read_excel(...).to_parquet(...)"
+ARCHIVE = "which isn't supported; unpack it, and name the files in it"
 # Files without rows, or in unsupported formats, by their first bytes.
 UNREADABLE = {
-    rb"PK(\x03\x04|\x05\x06)|\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "is a zip archive, or a document of Microsoft Office or "
-    "OpenOffice; unpack an archive, and name the files in it; save a sheet as CSV, or write it as Parquet with pandas: "
-    "read_excel(...).to_parquet(...)",
-    rb"7z\xbc\xaf\x27\x1c|Rar!\x1a\x07|.{257}ustar": "is an archive; unpack it, and name the files in it",
+    rb"PK(\x03\x04|\x05\x06)": f"is a zip archive inside another archive or a compressed file, {ARCHIVE}",
+    rb"7z\xbc\xaf\x27\x1c": f"is a 7z archive, {ARCHIVE}",
+    rb"Rar!\x1a\x07": f"is a RAR archive, {ARCHIVE}",
     rb"BZh": "is compressed with bzip2; decompress it, or compress it with gzip, xz or zstd",
     rb"version https://git-lfs": "is a Git LFS pointer and not the data; fetch that with `git lfs pull`",
     rb"%PDF-": "is a PDF, which holds no rows; extract the text, for instance with `pdftotext`",
     rb"SQLite format 3\0": "is an SQLite database; write a table of it as CSV: "
     "`sqlite3 -csv -header FILE 'select * from TABLE' > rows.csv`",
+    rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": f"is a document of Microsoft Office, as Excel's .xls; {WORKBOOK}",
     rb"\x80[\x02-\x05]": "is a Python pickle, which isn't read because it can run code; if you trust it, write it as Parquet "
     "with pandas: read_pickle(...).to_parquet(...)",
     rb"(?i)(\xef\xbb\xbf)?\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*<(!doctype\s+html|html|head)\b": "is a web page and not the "
     "data: a page to log in, or an error; fetch the file itself",
-    rb"\xff\xfe|\xfe\xff|\0\0\xfe\xff": "is UTF-16 or UTF-32 and not UTF-8; write it in UTF-8: `iconv -f UTF-16 -t UTF-8`",
-    rb"\0+\Z": "holds nothing but zero bytes, like a file that wasn't written completely; fetch it again",
+}
+# Members that identify documents that are zip archives.
+ZIP_DOCUMENTS = {
+    r"xl/": f"is an Excel workbook; {WORKBOOK}",
+    r"word/": "is a Word document, which holds no rows; save it as plain text",
+    r"content\.xml": f"is a document of OpenOffice; a sheet: {WORKBOOK}",
+    r".*data\.pkl": "is a PyTorch checkpoint, which holds no rows",
 }
 
 
-class CsvKeys(NamedTuple):
-    """Keys of a source for CSV files."""
-
+class TextKeys(NamedTuple):
+    encoding: str = UTF_8
     delimiter: str | None = None
     header: tuple[str, ...] = ()
 
-
-NO_KEYS = CsvKeys()
-
-
-def open_decompressed(path: Path) -> BinaryIO:
-    """Open a file decompressed; by content, not by suffix, because some downloaders decompress a .gz and keep its name."""
-    with path.open("rb") as file:
-        head = file.read(max(map(len, COMPRESSION)))
-    match compression_of(head):
-        case "gzip":
-            return io.BufferedReader(gzip.open(path), BYTES_PER_READ)
-        case "xz":
-            return io.BufferedReader(lzma.open(path), BYTES_PER_READ)
-        case "zstd":
-            return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"), BYTES_PER_READ)
-    return path.open("rb", buffering=BYTES_PER_READ)
+    @property
+    def set_keys(self) -> list[str]:
+        return [key for key, value in self._asdict().items() if value != TextKeys._field_defaults[key]]
 
 
-def compression_of(head: bytes) -> str | None:
-    return next((name for magic, name in COMPRESSION.items() if head.startswith(magic)), None)
+DEFAULT_KEYS = TextKeys()
 
 
-def format_of(head: bytes, display_name: str, *, plain: bool = False, keys: CsvKeys = NO_KEYS) -> Format:
+def table_format(head: bytes) -> Format | None:
+    return next((format_ for magic, format_ in TABLES.items() if head.startswith(magic)), None)
+
+
+def format_of(head: bytes, display_name: str, *, plain: bool = False, keys: TextKeys = DEFAULT_KEYS) -> Format:
     """Return the format of a file.
 
     Args:
-        head: its first HEAD_LENGTH bytes, decompressed.
+        head: its first HEAD_LENGTH bytes, decompressed, in UTF-8 where the keys name an encoding.
         plain: whether a file in no other format is a text; commas then make it CSV only if its name ends in .csv or .tsv.
-        keys: keys of its source for CSV files.
+        keys: keys of its source for text files.
     Raises:
         SnaketuneError: no supported format, or one that a key doesn't apply to.
     """
-    key = next((key for key, value in keys._asdict().items() if value), None)
-    table = next((format_ for magic, format_ in TABLES.items() if head.startswith(magic)), None)
-    if table and key:
-        raise SnaketuneError(
-            f"{display_name}: `{key}` is for CSV files, and this is {table}; make it a source without it"
-        )
-    if table:
+    if table := table_format(head):
+        if keys.set_keys:
+            what = f"`{keys.set_keys[0]}` is for text files, and this is {table}; make it a source without that key"
+            raise SnaketuneError(f"{display_name}: {what}")
         return table
-    for pattern, what_to_do in UNREADABLE.items():
-        if re.match(pattern, head[:BYTES_CHECKED], re.DOTALL):
-            raise SnaketuneError(f"{display_name} {what_to_do}")
+    _refuse(head, display_name)
     suffix = suffix_of(display_name)
-    text_format = _text_format(head, display_name, key)
+    text_format = _text_format(head, display_name, keys)
     if suffix in (".parquet", ".arrow"):
         # Damaged, or an Arrow stream in an old format: its reader decides, unless this is plainly text.
         return text_format or ("parquet" if suffix == ".parquet" else "arrow")
-    if plain and (text_format is None or (text_format == "csv" and suffix not in CSV_SUFFIXES and not key)):
+    is_prose = text_format == "csv" and suffix not in CSV_SUFFIXES and not (keys.delimiter or keys.header)
+    if plain and (text_format is None or is_prose):
         return "text"
     if text_format is None:
+        read_as = f" (read as {keys.encoding}, the source's `encoding`)" if keys.encoding != UTF_8 else ""
         raise SnaketuneError(
-            f"{display_name} is in none of the supported formats: {SUPPORTED_FORMATS}; write it in one of them"
+            f"{display_name} is in none of the supported formats: {SUPPORTED_FORMATS}{read_as}; write it in one of them"
         )
     return text_format
 
 
-def _text_format(head: bytes, display_name: str, key: str | None) -> Format | None:
+def _refuse(head: bytes, display_name: str) -> None:
+    """Raise SnaketuneError if a file begins like one that isn't data."""
+    for pattern, what_to_do in UNREADABLE.items():
+        if re.match(pattern, head[:BYTES_CHECKED], re.DOTALL):
+            raise SnaketuneError(f"{display_name} {what_to_do}")
+    if encoding := other_unicode(head):
+        raise SnaketuneError(
+            f"{display_name} is {encoding.upper()} and not UTF-8; set `encoding: {encoding}` of its source, "
+            f"or write it again in UTF-8: `iconv -f {encoding.upper()} -t UTF-8`"
+        )
+    if head and not head.strip(b"\0"):
+        what = "holds nothing but zero bytes, like a file that wasn't written completely; fetch it again"
+        raise SnaketuneError(f"{display_name} {what}")
+
+
+def refuse_zipped(names: list[str], display_name: str) -> None:
+    """Raise SnaketuneError if the members of a zip archive are those of a document."""
+    for pattern, what_to_do in ZIP_DOCUMENTS.items():
+        if any(re.match(pattern, name) for name in names):
+            raise SnaketuneError(f"{display_name} {what_to_do}")
+
+
+def _text_format(head: bytes, display_name: str, keys: TextKeys) -> Format | None:
     suffix = suffix_of(display_name)
     lines = [line for line in head.removeprefix(BYTE_ORDER_MARK).splitlines() if line.strip()][:LINES_CHECKED]
     begins_json = [bool(JSON_START.match(line)) for line in lines]
-    if key:
+    if keys.delimiter or keys.header:
         if suffix in JSON_SUFFIXES and any(begins_json[:1]):
-            raise SnaketuneError(
-                f"{display_name}: `{key}` is for CSV files, and this is JSON; make it a source without it"
-            )
+            what = f"`{keys.set_keys[-1]}` is for CSV files, and this is JSON; make it a source without that key"
+            raise SnaketuneError(f"{display_name}: {what}")
         return "csv"
     if suffix in JSON_SUFFIXES:
-        return "csv" if not any(begins_json) and csv_delimiter(head, display_name) else "json"
+        if not any(begins_json) and csv_delimiter(head, display_name):
+            return "csv"
+        return "json" if any(begins_json) or keys.encoding == UTF_8 else None
     if any(begins_json[:1]):
         return "json"
     return "csv" if suffix in CSV_SUFFIXES or csv_delimiter(head, display_name) else None
@@ -168,14 +180,3 @@ def suffix_of(display_name: str) -> str:
     """Return the suffix of a name without that of its compression: `.jsonl` of `a.jsonl.gz`."""
     name = PurePath(display_name.lower())
     return PurePath(name.stem).suffix if name.suffix in COMPRESSED_SUFFIXES else name.suffix
-
-
-def advice(data: bytes) -> str:
-    """Return what to do about text that isn't UTF-8.
-
-    >>> advice("schön".encode("latin-1"))
-    'write the file in UTF-8; if it is in Windows-1252: `iconv -f CP1252 -t UTF-8`'
-    """
-    if not data.decode("utf-8", "ignore").isascii():
-        return "other text in it is; fix it, or fetch the file again"
-    return "write the file in UTF-8; if it is in Windows-1252: `iconv -f CP1252 -t UTF-8`"

@@ -1,18 +1,17 @@
-"""Parquet files and Arrow files and streams to raw rows: bytes that are UTF-8 become text, maps objects, and NaN null."""
+"""Parquet files and Arrow files and streams to raw rows."""
 
 import io
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
-import pyarrow.types as types
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
-from snaketune.corpus.reading.formats import BYTES_PER_READ, Opener
-from snaketune.corpus.rows import NAN_AS_NULL, RawRow, bytes_as_text, nan_as_null, without_nulls
+from snaketune.corpus.reading.formats import Opener
+from snaketune.corpus.rows import NAN_AS_NULL, Malformed, RawRow, bytes_as_text, nan_as_null, without_nulls
 from snaketune.errors import SnaketuneError
 
 ROWS_PER_READ = 1024
+BYTES_PER_READ = 1 << 20
 MAX_DECOMPRESSED = 1 << 30
 
 
@@ -21,11 +20,11 @@ def read_parquet(opener: Opener, display_name: str) -> Iterator[RawRow]:
 
     Raises:
         ArrowException, OSError: the file is damaged.
-        SnaketuneError: a column is there twice or can't be read, or the file is compressed and too large for memory.
+        SnaketuneError: a column is there twice, or the file is compressed and too large to decompress in memory.
     """
     from pyarrow.parquet import ParquetFile
 
-    return rows_of_batches(ParquetFile(_buffer(opener, display_name)).iter_batches(ROWS_PER_READ), display_name)
+    return _rows(ParquetFile(_buffer(opener, display_name)).iter_batches(ROWS_PER_READ), display_name)
 
 
 def read_arrow(opener: Opener, display_name: str) -> Iterator[RawRow]:
@@ -37,7 +36,7 @@ def read_arrow(opener: Opener, display_name: str) -> Iterator[RawRow]:
     except pa.ArrowInvalid:
         buffer.seek(0)
         batches = pa.ipc.open_stream(buffer)
-    return rows_of_batches(batches, display_name)
+    return _rows(batches, display_name)
 
 
 def _buffer(opener: Opener, display_name: str) -> pa.NativeFile:
@@ -57,46 +56,89 @@ def _buffer(opener: Opener, display_name: str) -> pa.NativeFile:
         return pa.BufferReader(decompressed.getvalue())
 
 
-def rows_of_batches(batches: Iterable[pa.RecordBatch], display_name: str) -> Iterator[RawRow]:
+def _rows(batches: Iterable[pa.RecordBatch], display_name: str) -> Iterator[RawRow]:
     number = 0
     for batch in batches:
-        names = batch.schema.names
-        if duplicate := next((name for name in names if names.count(name) > 1), None):
-            raise SnaketuneError(f"{display_name}: the table has the column {duplicate!r} twice; rename one of them")
-        # Unchecked, invalid offsets would read arbitrary memory.
-        batch.validate(full=True)
-        fixes = {field.name: found for field in batch.schema if (found := _fixes(field.type))}
+        _check(batch, display_name)
         for start in range(0, batch.num_rows, ROWS_PER_READ):
-            try:
-                rows = batch.slice(start, ROWS_PER_READ).to_pylist(maps_as_pydicts="strict")
-            except (OverflowError, ValueError, LookupError) as error:
-                # For instance a date out of Python's range, or a map with a key twice.
-                what = f"{str(error)[:EXCERPT_LENGTH]}; write this column as text, or leave it out"
-                raise SnaketuneError(
-                    f"{display_name}, in {ROWS_PER_READ} rows from row {number + 1} on: {what}"
-                ) from None
-            for row in rows:
+            for row, *notes in _python_rows(batch.slice(start, ROWS_PER_READ)):
                 number += 1
-                notes: tuple[str, ...] = ()
-                for name, functions in fixes.items():
-                    for function in functions:
-                        value = function(row[name])
-                        if function is nan_as_null and value is not row[name]:
-                            notes = NAN_AS_NULL
-                        row[name] = value
-                yield RawRow("row", number, row, notes)
+                yield RawRow("row", number, row, *notes)
 
 
-def _fixes(type_: pa.DataType) -> list[Callable[[Any], Any]]:
-    """The functions that values of a type need."""
-    fixes = {
-        nan_as_null: types.is_floating,
-        # Where a table has a struct, every object has the keys of all objects.
-        without_nulls: types.is_struct,
-        bytes_as_text: lambda inner: types.is_binary(inner) or types.is_large_binary(inner),
-    }
-    return [function for function, fits in fixes.items() if _holds(type_, fits)]
+def _check(batch: pa.RecordBatch, display_name: str) -> None:
+    names = batch.schema.names
+    if len(set(names)) < len(names):
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise SnaketuneError(f"{display_name}: the table has the column {duplicate!r} twice; rename one of them")
+    # Unchecked, invalid offsets would read arbitrary memory.
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid:
+        # A text that isn't UTF-8 makes one row malformed, below, and doesn't fail the file; so check again with bytes
+        # for texts.
+        for column in batch.columns:
+            column.view(_as_bytes(column.type)).validate(full=True)
 
 
-def _holds(type_: pa.DataType, fits: Callable[[pa.DataType], bool]) -> bool:
-    return fits(type_) or any(_holds(type_.field(i).type, fits) for i in range(type_.num_fields))
+def _as_bytes(type_: pa.DataType) -> pa.DataType:
+    """Return `type_` with bytes for texts, at all depths that messages have; the memory layout is the same."""
+    if pa.types.is_string(type_):
+        return pa.binary()
+    if pa.types.is_large_string(type_):
+        return pa.large_binary()
+    if pa.types.is_struct(type_):
+        return pa.struct([field.with_type(_as_bytes(field.type)) for field in type_])
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        of_list = pa.list_ if pa.types.is_list(type_) else pa.large_list
+        return of_list(type_.value_field.with_type(_as_bytes(type_.value_type)))
+    if pa.types.is_map(type_):
+        return pa.map_(_as_bytes(type_.key_type), _as_bytes(type_.item_type))
+    return type_
+
+
+def _nested(values: pa.Array) -> Iterator[tuple[pa.Array, bool]]:
+    """Yield a column and the columns within it, at any depth, each with whether it is a key of an object."""
+    pending = [(values, False)]
+    while pending:
+        values, is_key = pending.pop()
+        yield values, is_key
+        type_ = values.type
+        if pa.types.is_struct(type_):
+            pending += [(values.field(i), True) for i in range(type_.num_fields)]
+        elif pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_):
+            pending.append((values.values, False))
+        elif pa.types.is_map(type_):
+            pending += [(values.keys, False), (values.items, False)]
+
+
+def _is_binary(type_: pa.DataType) -> bool:
+    return pa.types.is_binary(type_) or pa.types.is_large_binary(type_)
+
+
+def _python_rows(batch: pa.RecordBatch) -> list[tuple]:
+    """Return each row, or why it can't be read; followed by notes if it was changed. Maps become objects."""
+    try:
+        rows = batch.to_pylist(maps_as_pydicts="strict")
+        nan = any(
+            pa.types.is_floating(values.type) and values.is_nan().true_count
+            for column in batch.columns
+            for values, _ in _nested(column)
+        )
+        cleaned = [nan_as_null(row) for row in rows] if nan else rows
+        for column, values in zip(batch.schema.names, batch.columns):
+            if nan or any(is_key and inner.null_count for inner, is_key in _nested(values)):
+                for row in cleaned:
+                    row[column] = without_nulls(row[column])
+            if any(_is_binary(inner.type) for inner, _ in _nested(values)):
+                for row in cleaned:
+                    row[column] = bytes_as_text(row[column])
+        return [(row,) if row is old else (row, NAN_AS_NULL) for row, old in zip(cleaned, rows)]
+    except UnicodeDecodeError as error:
+        malformed = Malformed("not_utf8", f"{error.reason} in a text column")
+    except (OverflowError, ValueError, LookupError) as error:
+        # For instance a date out of Python's range, in a column that may not even be needed.
+        malformed = Malformed("unreadable_value", str(error)[:EXCERPT_LENGTH])
+    if batch.num_rows == 1:
+        return [(malformed,)]
+    return [row for i in range(batch.num_rows) for row in _python_rows(batch.slice(i, 1))]

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from itertools import chain
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
+from snaketune.corpus.reading.encodings import advice
 from snaketune.corpus.reading.formats import (
+    DEFAULT_KEYS,
     DELIMITER_LINE,
     HEAD_LENGTH,
-    CsvKeys,
     Opener,
-    advice,
+    TextKeys,
     csv_delimiter,
     suffix_of,
 )
@@ -23,14 +24,19 @@ from snaketune.corpus.rows import TEXT, Dropped, Malformed, RawRow
 from snaketune.errors import SnaketuneError
 
 MAX_CELL_LENGTH = 2**31 - 1
+# Rows after a damaged record that may be part of it, until a line closes its quote.
+MAX_HELD = 10
 # Two batches of rows of this length, at four bytes per character, are below the 2 GB limit of an Arrow array.
 MAX_CHARACTERS = 250_000
 # Cuts are in the second half only: a text that begins with headings would give many short chunks.
 SEPARATORS = ("\n\n", "\n", " ")
 
 
-def read_csv(opener: Opener, display_name: str, keys: CsvKeys) -> Iterator[RawRow]:
+def read_csv(opener: Opener, display_name: str, keys: TextKeys = DEFAULT_KEYS) -> Iterator[RawRow]:
     """Read the rows of a CSV file; cells may span lines, and rows without text are skipped.
+
+    After a damaged record, lines may be the rest of it: those that close a quote, with all between, and those that directly
+    follow and have another number of cells. They are part of the record, not rows.
 
     Args:
         keys: its delimiter and its columns, where the source names them. By default the delimiter is detected from the
@@ -38,7 +44,7 @@ def read_csv(opener: Opener, display_name: str, keys: CsvKeys) -> Iterator[RawRo
     Yields:
         Rows, or why one can't be read, with the line that each begins on.
     Raises:
-        SnaketuneError: a header with a name twice, or a wrong quote: where the next record begins isn't known.
+        SnaketuneError: a header with a name twice, or a quote that is never closed.
     """
     csv.field_size_limit(MAX_CELL_LENGTH)
     delimiter = keys.delimiter
@@ -49,24 +55,59 @@ def read_csv(opener: Opener, display_name: str, keys: CsvKeys) -> Iterator[RawRo
     with _text(opener) as text:
         first = text.readline()
         skipped = int(bool(DELIMITER_LINE.fullmatch(first)))
-        reader = csv.reader(text if skipped else chain([first], text), delimiter=delimiter, strict=True)
-        header, line = list(keys.header), skipped + 1
+        record: list[str] = []
+
+        def lines() -> Iterator[str]:
+            for line in text if skipped else chain([first], text):
+                record.append(line)
+                yield line
+
+        reader = csv.reader(lines(), delimiter=delimiter, strict=True)
         try:
-            header = header or next(filter(_has_text, reader), [])
-            if duplicate := next((name for name in header if header.count(name) > 1), None):
-                raise SnaketuneError(
-                    f"{display_name}: the header has the column {duplicate!r} twice; rename one of them"
-                )
-            line = reader.line_num + skipped + 1
-            for cells in reader:
-                if _has_text(cells):
-                    yield RawRow("line", line, _csv_row(header, cells))
-                line = reader.line_num + skipped + 1
+            header = list(keys.header) or next(filter(_has_text, reader), [])
         except csv.Error as error:
-            raise SnaketuneError(
-                f"{display_name}: the record that begins on line {line} isn't valid CSV: {error}; close its quotes and double "
-                "those within a cell, or fetch the file again if it is cut off"
-            ) from None
+            what = f"the header, line {1 + skipped}, isn't valid CSV: {error}; fix its quotes, or fetch the file again"
+            raise SnaketuneError(f"{display_name}: {what}") from None
+        if len(set(header)) < len(header):
+            duplicate = next(name for name in header if header.count(name) > 1)
+            raise SnaketuneError(f"{display_name}: the header has the column {duplicate!r} twice; rename one of them")
+        damage = ""
+        # A damaged record, and the rows after it that may be part of it.
+        held: list[RawRow] = []
+        while True:
+            line = reader.line_num + skipped + 1
+            record.clear()
+            try:
+                cells = next(reader)
+            except StopIteration:
+                yield from held
+                return
+            except csv.Error as error:
+                damage = str(error)
+                if damage == "unexpected end of data":
+                    raise SnaketuneError(
+                        f"{display_name}: the row that begins on line {line} opens a quote that is never closed; "
+                        "close it, or fetch the file again if it is cut off"
+                    ) from None
+                yield from held
+                held = [RawRow("line", line, Malformed("not_csv", damage, "".join(record)[:EXCERPT_LENGTH]))]
+                continue
+            if not _has_text(cells):
+                continue
+            raw = RawRow("line", line, _csv_row(header, cells))
+            if not held:
+                yield raw
+                continue
+            closes_quote = "".join(record).count('"') % 2 == 1
+            if closes_quote or (len(held) == 1 and len(cells) != len(header)):
+                (begin, number, bad, _), end = held[0], reader.line_num + skipped
+                what = f"{damage}; the record is taken to end on line {end}"
+                held = [RawRow(begin, number, Malformed("not_csv", what, bad.excerpt))]
+            else:
+                held.append(raw)
+            if closes_quote or len(held) > MAX_HELD:
+                yield from held
+                held = []
 
 
 def _has_text(cells: list[str]) -> bool:

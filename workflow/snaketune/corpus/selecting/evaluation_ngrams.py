@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.corpus.excerpts import printable
-from snaketune.corpus.reading.formats import open_decompressed
+from snaketune.corpus.reading.archives import open_decompressed
 from snaketune.corpus.reading.sources import read_file
 from snaketune.corpus.rows import Dropped, Malformed, leaves
 from snaketune.corpus.selecting.words import windows, words_of

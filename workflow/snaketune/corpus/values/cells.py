@@ -57,11 +57,10 @@ def wrong_type(where: str, value: Any, expected: str = "a text") -> Malformed:
 
 
 def plain_text(value: Any) -> str | None:
-    """Return a text unchanged, and a number or boolean as text; None for anything else, and for floats that may be rounded
-    integers.
+    """Return a text unchanged, and a number or boolean as text; None for anything else.
 
-    >>> plain_text(51.0), plain_text(0.25), plain_text(True), plain_text([1]), plain_text(1e20)
-    ('51', '0.25', 'true', None, None)
+    >>> plain_text(51.0), plain_text(0.25), plain_text(True), plain_text([1])
+    ('51', '0.25', 'true', None)
     """
     match value:
         case str():
@@ -70,8 +69,8 @@ def plain_text(value: Any) -> str | None:
             return str(value).lower()
         case int():
             return str(value)
-        case float() if abs(value) < 2**53:
-            return str(int(value)) if value.is_integer() else str(value)
+        case float() if math.isfinite(value):
+            return str(int(value)) if value.is_integer() and abs(value) < 2**53 else str(value)
     return None
 
 

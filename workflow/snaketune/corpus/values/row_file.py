@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from snaketune.config.corpus_sources import Source
 from snaketune.corpus.rows import Malformed
 from snaketune.corpus.values.cells import Raw, column_of, columns_of, flat, json_of, plain_text, wrong_type
+from snaketune.corpus.values.marks import bad_values
 from snaketune.corpus.values.schema import Name, Schema, Values, Variant, bind, columns_in
 from snaketune.corpus.values.validation import media_keys, refuse_media
 from snaketune.corpus.values.vendor_turns import messages_of_field
@@ -25,12 +26,14 @@ class Plan(NamedTuple):
         special: key and getter of other values.
         left: columns that aren't read.
         media: columns of images, audio or video.
+        marks: those left whose values may mark a row as bad.
     """
 
     simple: list[tuple[str, str]]
     special: list[tuple[str, Callable[[Raw], Any]]]
     left: list[str]
     media: tuple[str, ...]
+    marks: list[str]
 
 
 class RowFile:
@@ -98,7 +101,7 @@ class RowFile:
         if len(self.columns) < MAX_COLUMNS:
             self.columns.update(new)
         self.names = {key: ", ".join(columns_in(name)) for key, name in self.bound.items()}
-        plan = Plan([], [], [], () if self.only_stated else media_keys(columns))
+        plan = Plan([], [], [], () if self.only_stated else media_keys(columns), [])
         fields = self.source.fields
         read = {name.split(".")[0].removesuffix("[]") for name in (fields.template_variables, fields.weight) if name}
         for key, name in self.bound.items():
@@ -111,6 +114,7 @@ class RowFile:
                 plan.simple.append((key, name))
             read.update(columns_in(name), COLUMN_IN_TEMPLATE.findall(name) if isinstance(name, str) else ())
         plan.left.extend(column for column in columns if column not in read)
+        plan.marks.extend(filter(bad_values, plan.left))
         if len(self.plans) < MAX_PLANS:
             self.plans[columns] = plan
         return plan
