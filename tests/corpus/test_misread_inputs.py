@@ -180,10 +180,12 @@ CASES: dict[str, Case] = {
     "reasoning that is only opened": Case([{"messages": turns("U 1 + 1?", "A <think>\nLet me")}], "reasoning_not_closed"),
     # CSV.
     "a wrong quote": Case(
-        b'prompt,response\nq,r\n"He wrote "no" there\nand on","s"\n', "not_csv.*the record is taken to end on line 4", suffix=".csv"
+        b'prompt,response\nq,r\n"He wrote "no" there\nand on","s"\n', "the record is taken to end on line 4", suffix=".csv"
     ),
     "a damaged record among others": Case(
-        b'prompt,response\n' + b"q,r\n" * 200 + b'"He wrote "no" there\nand on","s"\nt,u\n', ["U q|A r", "U t|A u"], suffix=".csv"
+        b"prompt,response\n" + b"q,r\n" * 200 + b'"He wrote "no" there\nand on","s"\nt,u\n',
+        ["U q|A r", "U t|A u"],
+        suffix=".csv",
     ),
     "another encoding": Case(
         "prompt,response\nWie heißt er?,Müller\n".encode("cp1252"), "not_utf8.*encoding: cp1252", suffix=".csv"
