@@ -12,7 +12,7 @@ from snaketune.corpus.rows import Conversation
 from snaketune.corpus.values.frames import COMPARED, SharedFrame
 from snaketune.errors import SnaketuneError
 from tests.corpus import row_spelling
-from tests.corpus.row_spelling import PREFERENCES, turns
+from tests.corpus.row_spelling import PREFERENCES, compact, turns
 
 TRL = {path.name: path.read_text() for path in files("trl") if path.parent.name == "chat_templates"}
 CONTROL = re.compile(r"<[|｜]|[|｜]>|<(?:start|end)_of_turn>|\[/?INST\]|</?s>|<bos>|<eos>")
@@ -134,18 +134,42 @@ def test_rows_without_the_frame_stay_and_those_with_a_part_of_it_are_quarantined
 
 
 @pytest.mark.parametrize(
-    "prompt",
+    ("prompt", "inside"),
     [
-        "Below is a task{}.\n\n### Instruction:\nq{}\n\n### Input:\ni{}\n\n### Response:\n",
-        "<|im_start|>user\na{}<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n<|im_start|>user\nc{}<|im_end|>\n"
-        "<|im_start|>assistant\n",
-        "USER: a{} ASSISTANT: b</s>USER: c{} ASSISTANT:",
-        "User: a{}\nBot: b\nUser: c{}\nBot:",
+        (
+            "<|im_start|>user\na{}<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n<|im_start|>user\nc{}<|im_end|>\n"
+            "<|im_start|>assistant\n",
+            "U a{}|A b|U c{}",
+        ),
+        ("\n\nHuman: a{}\n\nAssistant: b\nb\n\nHuman: c{}\n\nAssistant:", "U a{}|A b\nb|U c{}"),
+        ("User: a{}\nBot: b\nUser: c{}\nBot:", "U a{}|A b|U c{}"),
+        ("### Instruction:\nq{}\n\n### Input:\ni{}\n\n### Response:\n", "U q{}\n\ni{}"),
+        ("### Instruction:\nq{}\n\n### Input:\n\n\n### Response:\n", "U q{}"),
+        (
+            "Below is a task{}.\n\n### Instruction:\nq{}\n\n### Input:\ni{}\n\n### Response:\n",
+            "S Below is a task{}.|U q{}\n\ni{}",
+        ),
     ],
 )
-def test_prompts_with_more_than_a_frame_are_quarantined(make, prompt):
+def test_turns_and_parts_of_a_prompt_within_the_frame(make, prompt, inside):
+    raws = [{"prompt": prompt.replace("{}", str(i)), "response": f" r{i}"} for i in range(20)]
+    raws.append({"prompt": "plain", "response": "x"})
+    built, _ = pasted(make, raws)
+    texts = [compact(row["messages"]).replace("|A  r", "|A r") for row in built.train]
+    assert texts == [f"{inside.replace('{}', str(i))}|A r{i}" for i in range(20)] + ["U plain|A x"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ("USER: a{} ASSISTANT: b</s>USER: c{} ASSISTANT:", "state it as the frame's `answer_end`"),
+        ("User: a{}\nBot: b\nBot: c\nUser: d{}\nBot:", "don't alternate"),
+        ("### Instruction:\nq{}\n\n### Input:\ni\n\n### Input:\nj{}\n\n### Response:\n", "### Input:"),
+    ],
+)
+def test_prompts_with_more_than_a_frame_are_quarantined(make, prompt, says):
     raws = [{"prompt": prompt.replace("{}", str(i)), "response": f"r{i}"} for i in range(20)]
-    with pytest.raises(SnaketuneError, match="20 × baked_in_template"):
+    with pytest.raises(SnaketuneError, match=f"20 × baked_in_template.*{re.escape(says)}"):
         pasted(make, raws)
 
 
