@@ -68,8 +68,6 @@ ROWS: dict[str, list[Read]] = {
     "dialogue": [
         Read({"chat": PERSON}, "U q|A r"),
         Read({"Best dialogue": PERSON, "personas": "I like\nfish."}, "U q|A r", question=("personas",)),
-        Read({"text": "### Human: q### Assistant: r"}, "U q|A r"),
-        Read({"text": "<s>[INST] <<SYS>>\ns\n<</SYS>>\n\nq [/INST] r </s>"}, "S s|U q|A r"),
         Read({"conversation": "Human: q\n\nAssistant: r", "rating": 1.0}, "U q|A r"),
         Read(
             {"system": "SYSTEM: s", "chat": "USER: q\n\n\nASSISTANT: f()\n\n\nFUNCTION RESPONSE: 5\n\n\nASSISTANT: r"},
@@ -163,7 +161,6 @@ ROWS: dict[str, list[Read]] = {
         pair({"messages": turns(*MORE, "A x"), "rejected_response": "y"}, "U a|A b|U c / A x / A y"),
         pair({"messages": turns(*MORE, "A x"), "rejected_messages": turns(*MORE, "A y")}, "U a|A b|U c / A x / A y"),
         pair({"chosen": "\n\nHuman: q\n\nAssistant: x", "rejected": "\n\nHuman: q\n\nAssistant: y"}),
-        pair({"prompt": "\n\nHuman: q\n\nAssistant:", "chosen": " x", "rejected": " y"}),
         pair({"prompt": "q", "chosen": json.dumps(turns("U q", "A x")), "rejected": json.dumps(turns("U q", "A y"))}),
         pair({"instruction": "q", "input": "i", "history": [["a", "b"]], "chosen": "x", "rejected": "y"},
              "U a|A b|U q\n\ni / A x / A y"),

@@ -6,7 +6,7 @@ from snaketune.config.corpus_sources import Source
 from snaketune.corpus.layouts import canonical
 from snaketune.corpus.layouts.canonical import canonical_rows
 from snaketune.corpus.rows import Malformed, RawRow, content_hash
-from tests.corpus.row_spelling import ALPACA, CHAT, read, read_all, reasons, turns
+from tests.corpus.row_spelling import CHAT, read, read_all, reasons, turns
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,6 @@ def test_answer_and_task_columns(raw, answer, task):
 @pytest.mark.parametrize(
     "raw, notes",
     [
-        ({"prompt": ALPACA.format("Add"), "response": "3"}, ("unwrapped_alpaca_template",)),
         ({"instruction": "Add", "input": " <No Input> ", "output": "3"}, ("noinput_placeholder",)),
         ({"messages": CHAT}, ()),
     ],

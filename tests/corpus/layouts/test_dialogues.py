@@ -24,12 +24,10 @@ from tests.corpus.row_spelling import compact, read, read_all, reasons
         ("**User 1:** a\n**User 2**: b", "U a|A b"),
         ("*User 1:* a\n*User 2*: b", "U a|A b"),
         ("* * User 1: * * a\n* * User 2: * * b", "U a|A b"),
-        ("### Human: a### Assistant: b", "U a|A b"),
         ("User: a\nAssistant: f()\nTool: 5\nAssistant: b", "U a|A f()|T 5|A b"),
         ("User: a\nAssistant: Name one:\nTool: Spade", "U a|A Name one:\nTool: Spade"),
         ("User: Fix:\nFunction: add(a, b)\nAssistant: b", "U Fix:\nFunction: add(a, b)|A b"),
         ("User: a\nAssistant: f()\nTool Output: 5\nObservation: 6\nAssistant: b", "U a|A f()|T 5|T 6|A b"),
-        ("[INST] a [/INST] b </s>", "U a|A b"),
     ],
 )
 def test_read(text, inside):

@@ -11,7 +11,8 @@ from snaketune.config.corpus_sources import Source
 from snaketune.corpus.rows import Conversation
 from snaketune.corpus.values.frames import COMPARED, SharedFrame
 from snaketune.errors import SnaketuneError
-from tests.corpus.row_spelling import PREFERENCES, turns
+from tests.corpus import row_spelling
+from tests.corpus.row_spelling import PREFERENCES, compact, turns
 
 TRL = {path.name: path.read_text() for path in files("trl") if path.parent.name == "chat_templates"}
 CONTROL = re.compile(r"<[|｜]|[|｜]>|<(?:start|end)_of_turn>|\[/?INST\]|</?s>|<bos>|<eos>")
@@ -41,6 +42,9 @@ def pasted(make, raws, **options):
 
 
 PLAIN = rows()
+HEADER = "<|start_header_id|>{}<|end_header_id|>\n\n"
+DATED = f"<|begin_of_text|>{HEADER.format('system')}Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n"
+ALPACA = row_spelling.ALPACA
 
 
 @pytest.mark.parametrize(
@@ -61,6 +65,48 @@ PLAIN = rows()
         ("<s>{}</s>", "{}</s>", ("<s>", "</s>", "</s>", "")),
         ("{}", "{}<|im_end|>", ("", "", "<|im_end|>", "")),
         ("Q: {}\nA:", " {}", ("Q: ", "\nA:", "", "")),
+        (ALPACA, "{}", (ALPACA.split("{}")[0], "\n\n### Response:\n", "", ALPACA.split("\n")[0])),
+        ("### Instruction:\n{}\n\n### Response:", "{}", ("### Instruction:\n", "\n\n### Response:", "", "")),
+        (
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n",
+            "{}<|im_end|>\n",
+            (
+                "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n",
+                "<|im_end|>\n", "Be brief.",
+            ),
+        ),
+        ("<|im_start|>user\n{}<|im_end|>\n", "{}", ("<|im_start|>user\n", "<|im_end|>\n", "", "")),
+        (
+            HEADER.format("user") + "{}<|eot_id|>" + HEADER.format("assistant"), "{}<|eot_id|>",
+            (HEADER.format("user"), "<|eot_id|>" + HEADER.format("assistant"), "<|eot_id|>", ""),
+        ),
+        (
+            f"{DATED}\n<|eot_id|>{HEADER.format('user')}{{}}<|eot_id|>{HEADER.format('assistant')}", "{}",
+            (f"{DATED}\n<|eot_id|>{HEADER.format('user')}", "<|eot_id|>" + HEADER.format("assistant"), "", ""),
+        ),
+        (
+            f"{DATED}\nBe brief: a word.<|eot_id|>{HEADER.format('user')}{{}}<|eot_id|>{HEADER.format('assistant')}", "{}",
+            (
+                f"{DATED}\nBe brief: a word.<|eot_id|>{HEADER.format('user')}", "<|eot_id|>" + HEADER.format("assistant"), "",
+                "Be brief: a word.",
+            ),
+        ),
+        ("[INST] {} [/INST]", " {} </s>", ("[INST] ", " [/INST]", " </s>", "")),
+        (
+            "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\n{} [/INST]", " {}",
+            ("<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\n", " [/INST]", "", "Be brief."),
+        ),
+        ("### Human: {}\n### Assistant:", " {}", ("### Human: ", "\n### Assistant:", "", "")),
+        ("### Human: {}### Assistant:", " {}", ("### Human: ", "### Assistant:", "", "")),
+        ("\n\nHuman: {}\n\nAssistant:", " {}", ("\n\nHuman: ", "\n\nAssistant:", "", "")),
+        (
+            "<bos><start_of_turn>user\n{}<end_of_turn>\n<start_of_turn>model\n", "{}<end_of_turn>",
+            ("<bos><start_of_turn>user\n", "<end_of_turn>\n<start_of_turn>model\n", "<end_of_turn>", ""),
+        ),
+        (
+            "<|system|>\nBe brief.</s>\n<|user|>\n{}</s>\n<|assistant|>\n", "{}</s>",
+            ("<|system|>\nBe brief.</s>\n<|user|>\n", "</s>\n<|assistant|>\n", "</s>", "Be brief."),
+        ),
     ],
 )  # fmt: skip
 def test_frames_are_found_and_removed(make, prompt, answer, frame):
@@ -85,6 +131,46 @@ def test_rows_without_the_frame_stay_and_those_with_a_part_of_it_are_quarantined
     built, _ = pasted(make, raws, max_quarantined_fraction=0.1)
     assert built.prompts()[-1] == "Without it"
     assert [record["reason"] for record in built.quarantine] == ["baked_in_template"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "inside"),
+    [
+        (
+            "<|im_start|>user\na{}<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n<|im_start|>user\nc{}<|im_end|>\n"
+            "<|im_start|>assistant\n",
+            "U a{}|A b|U c{}",
+        ),
+        ("\n\nHuman: a{}\n\nAssistant: b\nb\n\nHuman: c{}\n\nAssistant:", "U a{}|A b\nb|U c{}"),
+        ("User: a{}\nBot: b\nUser: c{}\nBot:", "U a{}|A b|U c{}"),
+        ("### Instruction:\nq{}\n\n### Input:\ni{}\n\n### Response:\n", "U q{}\n\ni{}"),
+        ("### Instruction:\nq{}\n\n### Input:\n\n\n### Response:\n", "U q{}"),
+        (
+            "Below is a task{}.\n\n### Instruction:\nq{}\n\n### Input:\ni{}\n\n### Response:\n",
+            "S Below is a task{}.|U q{}\n\ni{}",
+        ),
+    ],
+)
+def test_turns_and_parts_of_a_prompt_within_the_frame(make, prompt, inside):
+    raws = [{"prompt": prompt.replace("{}", str(i)), "response": f" r{i}"} for i in range(20)]
+    raws.append({"prompt": "plain", "response": "x"})
+    built, _ = pasted(make, raws)
+    texts = [compact(row["messages"]).replace("|A  r", "|A r") for row in built.train]
+    assert texts == [f"{inside.replace('{}', str(i))}|A r{i}" for i in range(20)] + ["U plain|A x"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ("USER: a{} ASSISTANT: b</s>USER: c{} ASSISTANT:", "state it as the frame's `answer_end`"),
+        ("User: a{}\nBot: b\nBot: c\nUser: d{}\nBot:", "don't alternate"),
+        ("### Instruction:\nq{}\n\n### Input:\ni\n\n### Input:\nj{}\n\n### Response:\n", "### Input:"),
+    ],
+)
+def test_prompts_with_more_than_a_frame_are_quarantined(make, prompt, says):
+    raws = [{"prompt": prompt.replace("{}", str(i)), "response": f"r{i}"} for i in range(20)]
+    with pytest.raises(SnaketuneError, match=f"20 × baked_in_template.*{re.escape(says)}"):
+        pasted(make, raws)
 
 
 def test_a_frame_with_a_system_text_in_rows_that_have_another(make):
@@ -148,7 +234,7 @@ def test_the_run_stops_soon(make, monkeypatch):
 
 @pytest.mark.parametrize("name", sorted(name for name in TRL if name.endswith(".jinja") and "training" not in name))
 def test_no_template_of_trl_is_written_twice(make, name):
-    """Prompts rendered by each template: unwrapped, refused or stopped; and what the entry gives has no control marks."""
+    """Prompts rendered by each template stop the run, and what the entry gives has no control marks."""
     names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
     raws = []
     for row in PLAIN:

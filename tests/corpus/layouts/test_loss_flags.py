@@ -61,7 +61,7 @@ def test_weights_in_pairs_are_quarantined(make, column):
     bad = {**row, column: [row[column][0] | {"weight": 0.5}]}
     built = make([bad, row], kind="preferences", max_quarantined_fraction=0.5)
     (record,) = built.quarantine
-    assert "a turn has weight 0.5; completions are compared as wholes" in record["detail"]
+    assert "has weight 0.5; completions are compared as wholes" in record["detail"]
     assert len(built.train) == 1
 
 

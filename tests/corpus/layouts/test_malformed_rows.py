@@ -77,7 +77,7 @@ def test_conversations(raw, options, reason, says):
         ({"chosen": CHAT, "rejected": CHAT}, {}, "identical_chosen_and_rejected", ""),
         (pair_of(chosen=" \n"), {}, "empty_completion", "chosen"),
         (pair_of(rejected=""), {}, "empty_completion", "rejected"),
-        (pair_of(rejected=[]), {}, "empty_completion", "rejected"),
+        (pair_of(rejected=[]), {}, "empty_turn", "rejected"),
         (pair_of(prompt=" "), {}, "empty_turn", "turn 1"),
         (pair_of(prompt=turns("U hi", "A x")), {}, "turn_out_of_order", "prompt ends on assistant"),
         (pair_of(chosen=turns("A x", "U y")), {}, "ends_on_user", "chosen"),
@@ -102,7 +102,6 @@ def test_conversations(raw, options, reason, says):
             "empty_completion",
             "rejected",
         ),
-        (pair_of(prompt="USER: ASSISTANT:"), {}, "baked_in_template", "vicuna"),
     ],
 )
 def test_preferences(raw, options, reason, says):

@@ -1,9 +1,11 @@
 """A row of each public schema, read by the source that states it, and by `auto` either the same, or not at all."""
 
 import json
+import re
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
 from snaketune.config.corpus_sources import Source
 from snaketune.corpus.layouts.canonical import canonical_rows
@@ -58,9 +60,7 @@ SCHEMAS = {
         "U Next bus?|A At 9.",
     ),
     "smoltalk2, templated": Schema(
-        {"text": "<|im_start|>user\nNext bus?<|im_end|>\n<|im_start|>assistant\n<think>\nx\n</think>\nAt 9.<|im_end|>\n"},
-        {"layout": "dialogue"},
-        "U Next bus?|A <think>\nx\n</think>\nAt 9.",
+        {"text": "<|im_start|>user\nNext bus?<|im_end|>\n<|im_start|>assistant\nAt 9.<|im_end|>\n"}, {}, "unknown_layout"
     ),
     "open-thoughts": Schema(
         {
@@ -433,8 +433,10 @@ def test_a_public_schema_is_read_as_stated_and_never_otherwise(name):
     assert outcome(schema, schema.source) == (schema.expected, schema.tools)
     try:
         by_auto = outcome(schema, {})
-    except SnaketuneError:
-        return
+    except SnaketuneError as error:
+        (entry,) = yaml.safe_load(re.search(r"^- .*(?:\n  .*)*", str(error), re.MULTILINE)[0])
+        del entry["files"]
+        by_auto = outcome(schema, entry)
     if by_auto[0] not in ("unknown_layout", "unknown_role") and "where" not in schema.source:
         assert by_auto == (schema.expected, schema.tools)
 

@@ -24,7 +24,7 @@ def rated(ratings, key="overall_score", column="completions", text="response"):
 SHAPES = {
     "ultrafeedback": rated([7.5, 9.0, 3.0, "N/A"]) | {"models": ["m"], "source": "z"},
     "nectar": {
-        "prompt": "\n\nHuman: q\n\nAssistant: ", "turns": 1, "num_responses": 3,
+        "prompt": "q", "turns": 1, "num_responses": 3,
         "answers": [{"answer": "a", "rank": 2.0}, {"answer": "b", "rank": 1.0}, {"answer": "c", "rank": 3.0}],
     },
     "lists": {"prompt": "q", "generations": ["a", "b", "c"], "ratings": [2, "4", 1], "x": 1},

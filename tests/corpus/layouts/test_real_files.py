@@ -35,6 +35,7 @@ class Real(NamedTuple):
     notes: dict[str, int] = {}
     repair: tuple[str, ...] = ()
     fields: dict[str, str] = {}
+    frame: dict[str, str] | None = None
 
 
 ONE_SIDED = ("merge-same-role", "drop-trailing-user")
@@ -81,7 +82,11 @@ FILES = [
         "dolly_hhrlhf_small/dolly_hhrlhf_train_small.jsonl",
         "prompt-response",
         1000,
-        notes={"unwrapped_alpaca_template": 1000},
+        frame={
+            "before": "Below is an instruction that describes a task. Write a response that appropriately completes the "
+            "request.\n\n### Instruction:\n",
+            "after": "\n\n### Response:\n",
+        },
     ),
     Real("self_instruct/seed_tasks.jsonl", "instances", 175),
     Real("self_instruct/user_oriented_instructions.jsonl", "instances", 252),
@@ -183,7 +188,7 @@ __test__ = bool(HERE)
 
 
 def made(real: Real) -> list[Any]:
-    source = Source(files=[real.file], fields=real.fields)
+    source = Source(files=[real.file], fields=real.fields, frame=real.frame)
     raws = read_file(DATA / real.file, real.file)
     return list(canonical_rows(raws, kind=real.kind, source=source, repair=real.repair))
 

@@ -208,7 +208,7 @@ REFUSED = [
     ({"conversations": ["q", "r"]}, CONVERSATIONS, "wrong_type", "turn 1 holds str"),
     ({"conversations": {"from": ["human"], "value": ["q"]}}, CONVERSATIONS, "wrong_type", "dict"),
     ({"turns": ["q", "q2"]}, CONVERSATIONS, "wrong_type", "turn 1"),
-    ({"prompt": ["q"], "response": ["r"]}, CONVERSATIONS, "wrong_type", "response holds a list of texts"),
+    ({"prompt": ["q"], "response": ["r"]}, CONVERSATIONS, "wrong_type", "response, turn 1 holds str.*choose one"),
     ({"prompt": str(turns("U q")), "completion": "r"}, CONVERSATIONS, "turns_as_text", "prompt .*JSON"),
     ({"question": "q", "context": {"t": ["c"]}, "answer": "r"}, CONVERSATIONS, "unread_context", "context holds dict"),
     ({"question": "q", "context": ["Hi", "Hello"], "answer": "r"}, CONVERSATIONS, "unread_context", "history"),

@@ -12,26 +12,6 @@ CALL = {"name": "lookup", "arguments": {"city": "Lima"}}
 
 
 @pytest.mark.parametrize(
-    "choices",
-    [
-        {"choices": METALS},
-        {"options": json.dumps(METALS)},
-        {"choices": {"text": METALS, "label": ["A", "B", "C", "D"]}},
-        {"choices": dict(zip("ABCD", METALS))},
-        {"options": [{"label": label, "text": text} for label, text in zip("ABCD", METALS)]},
-        dict(zip("ABCD", METALS)),
-    ],
-)
-@pytest.mark.parametrize("index", [1, 1.0, "1"])
-def test_an_index_becomes_the_label_of_its_choice(choices, index):
-    row = read({"question": "Which is a metal?"} | choices | {"answer": index})[1]
-    assert row.messages[0]["content"].endswith("A. wood\nB. iron\nC. glass\nD. wool")
-    assert row.messages[1]["content"] == "B"
-    labelled = {"question": "Which is a metal?"} | choices | {"solution": "Iron, so B.", "answer": index}
-    assert read(labelled)[1].answer == "B"
-
-
-@pytest.mark.parametrize(
     ("columns", "answer"),
     [
         ({"choices": METALS, "answer": "iron"}, "iron"),
@@ -64,37 +44,8 @@ def test_other_arguments_are_refused(arguments):
         read({"messages": messages})
 
 
-def test_a_text_beside_a_function_response_is_a_turn_of_its_own():
-    contents = [
-        {"role": "user", "parts": [{"text": "Weather?"}]},
-        {"role": "model", "parts": [{"functionCall": {"name": "w", "args": {}}}]},
-        {
-            "role": "user",
-            "parts": [{"functionResponse": {"name": "w", "response": {"t": 19}}}, {"text": "Fahrenheit!"}],
-        },
-        {"role": "model", "parts": [{"text": "66 F."}]},
-    ]
-    with pytest.raises(Malformed, match=r"turn_out_of_order: turn 4 .user. follows tool"):
-        read({"contents": contents})
-
-
-def test_reasoning_beside_a_call_precedes_it():
-    called = {"role": "tool_call", "content": json.dumps(CALL), "reasoning_content": "I need it."}
-    messages = [*turns("U q"), called, {"role": "tool", "content": "19"}, *turns("A 19.")]
-    text = read({"messages": messages})[1].messages[1]["content"]
-    assert text == f"<think>\nI need it.\n</think>\n\n<tool_call>\n{json.dumps(CALL)}\n</tool_call>"
-
-
 def answer(**keys):
     return {"messages": [*turns("U q"), {"role": "assistant"} | keys]}
-
-
-def test_reasoning_in_a_key_and_in_the_text():
-    expected = "<think>\nthe real one\n</think>\n\nyes"
-    for text in ("yes", "<think>\n\n</think>\n\nyes", expected):
-        assert read(answer(reasoning_content="the real one", content=text))[1].messages[1]["content"] == expected
-    with pytest.raises(Malformed, match="reasoning_differs"):
-        read(answer(reasoning_content="the real one", content="<think>\nanother\n</think>\n\nyes"))
 
 
 def test_reasoning_is_opened_and_closed():
@@ -123,12 +74,6 @@ def test_texts_that_stand_for_missing_values_are_counted(make):
     assert [row["messages"][1]["content"] for row in built.train][1] == "nan"
 
 
-@pytest.mark.parametrize("answers", [{}, {"response_1": "good", "response_2": "bad"}])
-def test_numbers_are_no_completions(answers):
-    with pytest.raises(Malformed, match="verdicts_as_completions: chosen is the number 1"):
-        read({"prompt": "q", "chosen": 1, "rejected": 2} | answers, PREFERENCES)
-
-
 def test_a_comma_that_may_separate_thousands_is_ambiguous():
     rated = {"prompt": "q", "completions": [{"text": "x", "score": "1,234"}, {"text": "y", "score": "987"}]}
     for raw in (
@@ -137,23 +82,3 @@ def test_a_comma_that_may_separate_thousands_is_ambiguous():
     ):
         with pytest.raises(Malformed, match="ambiguous_number: '1,234'"):
             read(raw, PREFERENCES)
-    decimal = {"prompt": "q", "chosen": "x", "rejected": "y", "chosen_score": "3,25", "rejected_score": "3,5"}
-    with pytest.raises(Malformed, match="rating_contradicts"):
-        read(decimal, PREFERENCES)
-
-
-def test_the_tag_of_a_system_column_is_no_text():
-    row = read({"system": "SYSTEM: Be brief.", "prompt": "q", "response": "r"})[1]
-    assert row.messages[0] == {"role": "system", "content": "Be brief."}
-
-
-def test_lines_that_the_template_writes_by_itself_are_no_system_turn():
-    header = "<|start_header_id|>{}<|end_header_id|>\n\n"
-    dates = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"
-    for system in ("", "Be brief."):
-        prompt = (
-            f"<|begin_of_text|>{header.format('system')}{dates}{system}<|eot_id|>{header.format('user')}q<|eot_id|>"
-        )
-        row = read({"prompt": prompt + header.format("assistant"), "response": "r"})[1]
-        expected = [{"role": "system", "content": system}] * bool(system) + turns("U q", "A r")
-        assert row.messages == expected

@@ -111,16 +111,14 @@ def test_labelled_completions_are_paired_by_prompt():
     assert summaries == [("U a", "A a1", "A a2"), ("U b", "A b2", "A b1"), ("U a", "A a4", "A a3")]
 
 
-def test_labelled_completions_as_turns_and_in_templates():
+def test_labelled_completions_as_turns():
     rows = [
         {"prompt": turns("S s", "U hi"), "completion": turns("A x"), "label": True},
         {"prompt": turns("S s", "U hi"), "completion": turns("A y"), "label": False},
-        single("USER: hi ASSISTANT:", " x</s>", False),
-        single("hi", "y", True),
     ]
     made = read_all(rows, PREFERENCES)
-    assert reasons(made) == ["row", "part", "part", "row"]
-    assert compact(made[0].row.prompt) == "S s|U hi" and compact(made[3].row.rejected) == "A x"
+    assert reasons(made) == ["row", "part"]
+    assert compact(made[0].row.prompt) == "S s|U hi" and compact(made[0].row.rejected) == "A y"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +131,6 @@ def test_labelled_completions_as_turns_and_in_templates():
         (single("a", None, True), "missing_column"),
         (single(True, "x", True), "wrong_type"),
         (single("a", False, True), "wrong_type"),
-        (single("USER: ASSISTANT:", "x", True), "baked_in_template"),
     ],
 )
 def test_invalid_labelled_completions(raw, reason):

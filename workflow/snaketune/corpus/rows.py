@@ -141,6 +141,10 @@ class Preference(_Row):
     columns = ("prompt", "chosen", "rejected")
     opening = property(attrgetter("prompt"))
 
+    @property
+    def turns(self) -> list[Message]:
+        return self.prompt + self.chosen + self.rejected
+
 
 @dataclass(kw_only=True, slots=True)
 class Unpaired(_Row):

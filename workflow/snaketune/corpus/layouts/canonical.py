@@ -17,7 +17,6 @@ from snaketune.corpus.values.labels import KEYS, add_labels
 from snaketune.corpus.values.marks import bad_row_marks
 from snaketune.corpus.values.row_file import Plan, RowFile, column_at
 from snaketune.corpus.values.schema import Values
-from snaketune.corpus.values.templates import FIRST_CHARACTERS, strip_templates
 from snaketune.corpus.values.tools import variables_of
 from snaketune.corpus.values.turns import weigh
 from snaketune.corpus.values.unread import unread_names
@@ -110,10 +109,6 @@ def _result(
 
 
 def _finish(raw: RawRow, row: Row, values: Values, file: RowFile, repair: tuple[str, ...]) -> None:
-    for turn in row.opening:
-        if turn["content"][:1] in FIRST_CHARACTERS and turn["role"] == "user":
-            strip_templates(row)
-            break
     for turn in row.turns:
         if turn["content"][:2] == "<|" and turn["role"] == "assistant":
             unmark_reasoning(row)

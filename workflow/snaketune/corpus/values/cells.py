@@ -15,8 +15,7 @@ Raw = dict[str, Any]
 BLANK = re.compile(
     r"\s*(?:nan|none|null|n/?a|-+|true|false|[-+]?\d[\d.,]*(?:e[-+]?\d+)?|https?://\S+)?\s*", re.IGNORECASE
 )
-THOUSANDS = re.compile(r"\s*[-+]?\d{1,3}(?:,\d{3})+\s*")
-DECIMAL_COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*")
+NUMBER_WITH_COMMA = re.compile(r"\s*[-+]?\d[\d.]*(?:,\d+)+\s*")
 
 
 def flat(raw: Raw) -> Raw:
@@ -93,13 +92,10 @@ def text_if_number(value: Any) -> Any:
 
 def number_of(value: Any) -> float | None:
     """Return a rating as a number; None if it isn't one. Malformed: its comma may separate thousands, or decimals."""
-    if isinstance(value, str) and "," in value and THOUSANDS.fullmatch(value):
+    if isinstance(value, str) and NUMBER_WITH_COMMA.fullmatch(value):
         raise Malformed(
             "ambiguous_number", f"{value.strip()[:40]!r} has a comma, which may separate thousands, or decimals"
         )
-    if isinstance(value, str) and DECIMAL_COMMA.fullmatch(value):
-        # Spreadsheets in many countries write decimals with a comma.
-        value = value.replace(",", ".")
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
         return None
     try:

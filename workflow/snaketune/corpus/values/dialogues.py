@@ -18,7 +18,6 @@ from typing import Any
 from snaketune.corpus.rows import Malformed, Message
 from snaketune.corpus.values.cells import wrong_type
 from snaketune.corpus.values.roles import DIALOGUE_SPEAKERS, Speakers, role_of
-from snaketune.corpus.values.templates import split_at_marks, strip_end_of_turns, templated_conversation
 
 # Lines between turns: a rule of asterisks, or a stage direction in brackets or in italics.
 RULE = re.compile(r"\*(?:[ \t]*\*){2,}")
@@ -38,8 +37,6 @@ def dialogue_turns(text: Any, where: str, speakers: Speakers) -> tuple[list[Mess
     """
     if not isinstance(text, str):
         raise wrong_type(where, text)
-    if framed := templated_conversation(text):
-        return framed, strip_end_of_turns(framed)
     before, tagged_texts = _split_dialogue(text, speakers)
     if _without_remarks(before) or not tagged_texts:
         raise Malformed("not_a_dialogue", f"{where} doesn't begin with a speaker such as User 1:")
@@ -48,16 +45,23 @@ def dialogue_turns(text: Any, where: str, speakers: Speakers) -> tuple[list[Mess
     contents = [_without_remarks(content, keep=1) for _, content in tagged_texts[:-1]] + [tagged_texts[-1][1]]
     turns = [{"role": roles[name], "content": content} for (name, _), content in zip(tagged_texts, contents)]
     notes = ("removed_stage_direction",) if contents != [content for _, content in tagged_texts] else ()
-    return turns, notes + strip_end_of_turns(turns)
+    return turns, notes
 
 
 def is_dialogue(value: Any) -> bool:
-    """Whether a text begins with one speaker and continues with another, or is a conversation in a chat template."""
+    """Whether a text begins with one speaker and continues with another."""
     if not isinstance(value, str):
         return False
     before, tagged_texts = _split_dialogue(value, {})
     names = {name for name, _ in tagged_texts if not _is_tool(name)}
-    return (len(names) > 1 and not _without_remarks(before)) or templated_conversation(value) is not None
+    return len(names) > 1 and not _without_remarks(before)
+
+
+def split_at_tags(text: str, tags: Iterable[re.Match[str]]) -> tuple[str, list[tuple[str, str]]]:
+    """Return the text before the first tag, and then each tag's `speaker` with their text, unchanged."""
+    tags = list(tags)
+    ends = [tag.start() for tag in tags] + [len(text)]
+    return text[: ends[0]], [(tag["speaker"], text[tag.end() : end]) for tag, end in zip(tags, ends[1:])]
 
 
 def _split_dialogue(text: str, speakers: Speakers) -> tuple[str, list[tuple[str, str]]]:
@@ -74,7 +78,7 @@ def _split_dialogue(text: str, speakers: Speakers) -> tuple[str, list[tuple[str,
                 if before is None or before != after:
                     continue
             tags.append(mark)
-    before, tagged_texts = split_at_marks(text, tags)
+    before, tagged_texts = split_at_tags(text, tags)
     return before, [(name.casefold(), content.strip()) for name, content in tagged_texts]
 
 

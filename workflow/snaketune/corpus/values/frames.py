@@ -1,4 +1,4 @@
-"""Marks of an unknown chat template that nearly all rows of a file share, so that no text is templated twice.
+"""Marks of a chat template that nearly all rows of a file share, so that no text is templated twice.
 
 A statistic over the rows instead of a list of templates: if nearly all prompts have one opening and one closing, or nearly all
 answers one ending, and these hold marks (`<…>`, `[…]`, `### X`, a word and a colon), the run stops with the shared texts, and
@@ -17,12 +17,25 @@ from snaketune.errors import SnaketuneError
 # The share of the texts that have a shared beginning or end, the rows that are compared, and the longest shared text.
 NEARLY_ALL, COMPARED, LONGEST = 0.9, 1000, 4000
 ROLE = "system|user|human|question|instruction|input|assistant|answer|response|output|model|bot|ai|gpt"
+BRACKETS = rf"(?:<{{1,2}}[^<>\n]{{1,40}}>{{1,2}}|\[[^\[\]\n]{{1,30}}\])(?:\s*(?:{ROLE})\b:?(?=[\s<]|\Z))?"
+ROLE_HEADING = rf"#{{2,4}} ?(?:{ROLE})\b:?"
 # A tag in brackets, with the role that follows it in a line of its own; a heading; or a word and a colon.
 MARK = re.compile(
-    rf"(?:<[^<>\n]{{1,40}}>|\[[^\[\]\n]{{1,30}}\])(?:\s*(?:{ROLE})\b:?(?=\s|\Z))?"
-    r"|(?:\A|(?<=\n))#{1,4} ?\w[\w ]{0,20}(?::|(?=\n|\Z))|(?:\A|(?<=\s)|(?<=[>\]]))\w{1,20}[:：]",
+    rf"{BRACKETS}|{ROLE_HEADING}|(?:\A|(?<=\n))#{{1,4}} ?\w[\w ]{{0,20}}(?::|(?=\n|\Z))"
+    r"|(?:\A|(?<=\s)|(?<=[>\]]))\w{1,20}[:：]",
     re.IGNORECASE,
 )
+# Marks that aren't instructions, in a text that holds both.
+ROLE_MARK = re.compile(rf"{BRACKETS}|{ROLE_HEADING}|(?:\A|(?<=\s))(?:{ROLE}):", re.IGNORECASE)
+# A heading that closes a prompt is a mark also where prompts have different openings.
+CLOSING_HEADING = re.compile(rf"\s*{ROLE_HEADING}\s*\Z", re.IGNORECASE)
+HEADING = re.compile(rf"^{ROLE_HEADING}", re.IGNORECASE | re.MULTILINE)
+# Alpaca's parts of a prompt, within a frame that ends with a heading.
+INSTRUCTION = re.compile(r"^#{2,4} ?instruction:?[ \n]*", re.IGNORECASE | re.MULTILINE)
+INPUT = re.compile(r"\n+#{2,4} ?input:? ?\n*", re.IGNORECASE)
+END_TAG = re.compile(r"\s*(<[^<>\n]{1,40}>)\s*\Z")
+# What Llama 3.1's template writes by itself.
+DATES = re.compile(r"Cutting Knowledge Date: [^\n]*\nToday Date: [^\n]*\n+")
 THINK = "<think>"
 # The end of a call as canonical rows have it.
 CALL_END = "</tool_call>"
@@ -52,11 +65,12 @@ class SharedFrame:
     def frame(self) -> Frame | None:
         """What nearly all rows share and holds marks; None if they share nothing of that kind."""
         before, after = _with_marks(_shared(self.prompts), opens=True), _with_marks(_shared(self.prompts, ends=True))
-        if not (before and after):
+        if not (after and (before or CLOSING_HEADING.match(after))):
             before = after = ""
         answer_end = _with_marks(_shared(self.answers, ends=True))
-        # Between the marks of a beginning stand instructions.
-        system = re.sub(r"\n{2,}", "\n", MARK.sub("\n", before)).strip()
+        # Between the marks of a beginning, of which the last opens the user's turn, stand instructions.
+        instructions = before[: max((mark.start() for mark in MARK.finditer(before)), default=0)]
+        system = re.sub(r"\n{2,}", "\n", ROLE_MARK.sub("\n", DATES.sub("", instructions))).strip()
         return Frame(before=before, after=after, answer_end=answer_end, system=system) if after or answer_end else None
 
     def check(self, file: str) -> None:
@@ -77,13 +91,21 @@ class SharedFrame:
 
 def strip_frame(row: Row, frame: Frame) -> None:
     """Remove a frame from the turns of a row, in place; Malformed if one of its marks is left."""
-    framed = False
+    framed = _split_turns(row, frame)
     marks = {mark.strip() for text in (frame.before, frame.after, frame.answer_end) for mark in MARK.findall(text)}
     turns: dict[int, Message] = {id(turn): turn for turn in row.turns}
     for turn in turns.values():
         text = turn["content"]
         if turn["role"] == "user" and text.startswith(frame.before) and text.endswith(frame.after):
             text, framed = text[len(frame.before) : len(text) - len(frame.after)], True
+            if CLOSING_HEADING.match(frame.after):
+                if not frame.before and (instruction := INSTRUCTION.search(text)):
+                    preamble, text = text[: instruction.start()].strip(), text[instruction.end() :]
+                    if preamble:
+                        row.opening.insert(0, {"role": "system", "content": preamble})
+                text = "\n\n".join(part for part in INPUT.split(text, maxsplit=1) if part.strip())
+            if frame.after and (heading := HEADING.search(text)):
+                raise Malformed("baked_in_template", f"a text has the mark {excerpt(heading[0])} within the frame")
         elif turn["role"] == "assistant":
             text = text.removesuffix(frame.answer_end)
             if frame.after:
@@ -96,6 +118,36 @@ def strip_frame(row: Row, frame: Frame) -> None:
             raise Malformed("baked_in_template", f"a text has the mark {excerpt(left)} of the frame beside its ends")
     if framed and frame.system:
         row.opening.insert(0, {"role": "system", "content": frame.system})
+
+
+def _split_turns(row: Row, frame: Frame) -> bool:
+    r"""Split the first user's turn, in place, if earlier exchanges are within the frame; return whether there were any.
+
+    `\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:` is user a, assistant b, user c.
+    """
+    turn = next((turn for turn in row.opening if turn["role"] == "user"), {"content": ""})
+    opens = [mark.start() for mark in MARK.finditer(frame.before)]
+    text, opener = turn["content"], frame.before[opens[-1] :] if opens else ""
+    if not (opener and frame.after and text.startswith(frame.before) and text.endswith(frame.after)):
+        return False
+    question, *parts = text[len(frame.before) : len(text) - len(frame.after)].split(frame.after)
+    turns: list[Message] = [turn | {"content": question}]
+    for part in parts:
+        answer, _, question = part.partition(opener)
+        answer = answer.rstrip().removesuffix(frame.answer_end.strip()).rstrip()
+        if end := END_TAG.search(answer):
+            if end[1] not in frame.after:
+                what = f"an answer within the frame ends with {excerpt(end[1])}; state it as the frame's `answer_end`"
+                raise Malformed("baked_in_template", what)
+            answer = answer[: end.start()]
+        turns += [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
+    if not parts:
+        return False
+    if not all(turn["content"].strip() for turn in turns):
+        raise Malformed("baked_in_template", "the turns within the frame don't alternate")
+    position = next(number for number, other in enumerate(row.opening) if other is turn)
+    row.opening[position : position + 1] = turns
+    return True
 
 
 def _shared(texts: set[str], *, ends: bool = False) -> str:

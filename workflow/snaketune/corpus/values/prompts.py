@@ -13,7 +13,6 @@ from snaketune.corpus.values.cells import first_key, is_blank, kind_of, text_if_
 from snaketune.corpus.values.content import text_of, think_block
 from snaketune.corpus.values.roles import Speakers
 from snaketune.corpus.values.schema import Column, Values
-from snaketune.corpus.values.templates import FIRST_CHARACTERS, strip_end_of_turn, strip_template
 from snaketune.corpus.values.turns import SPEAKER_KEYS, are_turns, may_be_serialized_turns, turns_of
 
 if TYPE_CHECKING:
@@ -66,10 +65,7 @@ Exchange = tuple[list[Message], list[list[Message]], tuple[str, ...]]
 
 
 def exchange(values: Values, completions: dict[str, Any], file: "RowFile") -> Exchange:
-    """The prompt of a row with all its parts, and each of its completions.
-
-    A chat template around the prompt is removed, and then also the end-of-turn strings of the completions.
-    """
+    """The prompt of a row with all its parts, and each of its completions."""
     prompt, notes, speakers = values["prompt"], (), file.speakers
     if "input" in values:
         prompt, notes = _with_input(prompt, values["input"])
@@ -82,13 +78,7 @@ def exchange(values: Values, completions: dict[str, Any], file: "RowFile") -> Ex
             answers.append([{"role": "assistant", "content": value}])
         else:
             answers.append(completion_turns(value, where, speakers, serialized=serialized))
-    if serialized:
-        turns = turns_of(prompt, "prompt", speakers)
-    elif prompt[:1] in FIRST_CHARACTERS and (stripped := strip_template(prompt, whole_prompt=True)):
-        turns, note = stripped
-        notes = (*_without_ends(answers, prompt, note), *notes)
-    else:
-        turns = [{"role": "user", "content": prompt}]
+    turns = turns_of(prompt, "prompt", speakers) if serialized else [{"role": "user", "content": prompt}]
     if not PART_KEYS.isdisjoint(values):
         turns = _with_parts(values, turns, file)
     return turns, answers, notes
@@ -112,22 +102,7 @@ def _with_input(instruction: Any, value: Any) -> tuple[str, tuple[str, ...]]:
         return instruction, ("noinput_placeholder",)
     if not text or text.isspace():
         return instruction, ()
-    if strip_template(instruction):
-        raise Malformed("baked_in_template", "the instruction is in a chat template, and the input outside of it")
     return (f"{instruction}\n\n{text}" if instruction.strip() else text), ()
-
-
-def _without_ends(answers: list[list[Message]], prompt: str, note: str) -> tuple[str, ...]:
-    """Remove what belongs to the prompt's template from the answers, in place; return the notes."""
-    notes: tuple[str, ...] = (note,)
-    for answer in answers:
-        text = strip_end_of_turn(answer[-1]["content"])
-        if text != answer[-1]["content"]:
-            answer[-1]["content"], notes = text, (note, "removed_end_of_turn")
-        if not prompt[-1].isspace():
-            # The space after "ASSISTANT:" belongs to the template.
-            answer[0]["content"] = answer[0]["content"].removeprefix(" ")
-    return notes
 
 
 def _with_parts(values: Values, turns: list[Message], file: "RowFile") -> list[Message]:
@@ -154,7 +129,12 @@ def _plain(text: str) -> str:
 def _context(value: Any, where: str, *, stated: bool) -> str:
     if is_blank(value) and not stated:
         return ""
-    ambiguous = where == "context" and isinstance(value, list) and len(value) > 1 and _are_texts(value)
+    ambiguous = (
+        where == "context"
+        and isinstance(value, list)
+        and len(value) > 1
+        and all(isinstance(item, str) for item in value)
+    )
     if may_be_serialized_turns(value) or (value and are_turns(value)) or (ambiguous and not stated):
         what = "passages or earlier turns; name it under `fields`, as context or as history"
         raise Malformed("unread_context", f"{where} holds {what}")
@@ -162,10 +142,6 @@ def _context(value: Any, where: str, *, stated: bool) -> str:
     if texts is None:
         raise Malformed("unread_context", f"{where} holds {kind_of(value)}, expected a text or several; {ADVICE}")
     return "\n\n".join(text for text in texts if text.strip())
-
-
-def _are_texts(value: list[Any]) -> bool:
-    return all(isinstance(item, str) for item in value)
 
 
 def _texts(value: Any) -> list[str] | None:
@@ -236,11 +212,6 @@ def completion_turns(value: Any, where: str, speakers: Speakers, *, serialized: 
     value = text_if_number(value)
     if isinstance(value, str) and not (serialized and may_be_serialized_turns(value)):
         return [{"role": "assistant", "content": value}]
-    if value == []:
-        raise Malformed("empty_completion", f"{where} has no turns")
-    if isinstance(value, list) and _are_texts(value):
-        what = f"{where} holds a list of texts, expected one text or turns; choose one, or write a row for each"
-        raise Malformed("wrong_type", what)
     if isinstance(value, dict):
         if value.get("text") is not None and not first_key(value, SPEAKER_KEYS):
             return [{"role": "assistant", "content": text_of(value["text"], where)}]

@@ -22,12 +22,6 @@ ROLES = {name: role for role, names in NAMES.items() for name in names}
 CALLERS = ("function_call", "tool_call")
 # Where turns are by user and system, the system is the assistant.
 SYSTEM_ANSWERS = {"SYSTEM": "assistant", "System": "assistant", "system": "assistant"}
-# Roles in the tags of chat templates; a template with any other speaker can't be removed.
-TEMPLATE_ROLES = {name: ROLES[name] for name in ("system", "user", "human", "assistant", "model", "bot", "ai")}
-TEMPLATE_ROLES |= {"instruction": "user", "inst": "user"}
-TEMPLATE_ROLES |= {"chatbot": "assistant", "response": "assistant", "/inst": "assistant"}
-# Names of the assistant in the tags of unknown templates.
-ASSISTANTS_IN_MARKS = "assistant|chatbot|model|gpt|bot"
 # Names at the beginning of a line of a dialogue. The first two that aren't in ROLES are the user and the assistant.
 DIALOGUE_SPEAKERS = (
     r"(?:User|Human|Speaker|Person|Participant|Character)[ _]?[12AB]|User|Human|Assistant|Chatbot|Bot|GPT|AI"

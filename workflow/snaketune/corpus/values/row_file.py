@@ -167,20 +167,3 @@ def column_at(raw: Raw, path: str) -> Any:
         if value is not None:
             return value
     return column_of(raw, path)
-
-
-def _filled(raw: Raw, template: str) -> Any:
-    """Return the column `template`, a number as text; or the template with its columns filled in."""
-    if not COLUMN_IN_TEMPLATE.search(template) or template in raw:
-        value = column_at(raw, template)
-        text = plain_text(value)
-        return value if text is None else text
-    return COLUMN_IN_TEMPLATE.sub(lambda match: _cell(raw, match[1]), template)
-
-
-def _cell(raw: Raw, column: str) -> str:
-    value = column_at(raw, column)
-    texts = [plain_text(item) for item in (value if isinstance(value, list) else [value])]
-    if None in texts:
-        raise wrong_type(column, value, "a text, a number, or a list of them")
-    return "\n".join(texts)

@@ -101,7 +101,8 @@ def are_turns(value: Any) -> bool:
 
 def _turn(item: Any, where: str, speakers: Speakers) -> Message:
     if not isinstance(item, dict):
-        raise wrong_type(where, item, "an object with speaker and content")
+        what = "an object with speaker and content; of several texts, choose one, or write a row for each"
+        raise wrong_type(where, item, what)
     refuse_media(item, f"{where}: ")
     speaker_key, content_key = _keys(item)
     speaker = item[speaker_key] if speaker_key else ""

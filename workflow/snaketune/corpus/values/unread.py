@@ -33,17 +33,16 @@ def unread_names(raw: Raw, plan: Plan, *, opaque: bool = False) -> tuple[str, ..
     if not opaque:
         for _, column in plan.simple:
             value = raw[column]
-            if type(value) is dict or (type(value) is list and not _is_plain(value)):
-                names += dict.fromkeys(_unread_within(value, column))
+            for item in value if type(value) is list else [value] if type(value) is dict else ():
+                # Nearly all turns have only a role and a text.
+                if (
+                    type(item) is not dict
+                    or len(item) != 2
+                    or type(item.get("content") or item.get("value")) is not str
+                ):
+                    names += dict.fromkeys(_unread_within(value, column))
+                    break
     return tuple(names)
-
-
-def _is_plain(turns: list[Any]) -> bool:
-    """Return True if all turns have only a role and a text, as nearly all have."""
-    for turn in turns:
-        if type(turn) is not dict or len(turn) != 2 or type(turn.get("content") or turn.get("value")) is not str:
-            return False
-    return True
 
 
 def _unread_within(value: list[Any] | Raw, where: str) -> Iterator[str]:

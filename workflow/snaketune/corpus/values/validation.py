@@ -73,11 +73,12 @@ def check(row: Row) -> None:
         return
     if not row.prompt:
         raise Malformed("empty_turn", "the prompt has no turns")
-    for turn in row.turns:
-        if (weight := turn.get("weight", 1)) not in (0, 1):
-            what = f"a turn has weight {weight:g}; completions are compared as wholes, so expected 0 or 1"
-            raise Malformed("unsupported_weight", what)
-    _check_texts(row)
+    for name in row.columns[1:]:
+        for turn in getattr(row, name):
+            if turn["content"] and not turn["content"].isspace():
+                break
+        else:
+            raise Malformed("empty_completion", f"{name} has no text")
     if row.prompt[-1]["role"] not in ("user", "tool"):
         raise Malformed("turn_out_of_order", f"the prompt ends on {row.prompt[-1]['role']}, expected user")
     for name in row.columns[1:]:
@@ -92,19 +93,13 @@ def check(row: Row) -> None:
         raise Malformed("identical_chosen_and_rejected", "chosen and rejected are the same")
 
 
-def _check_texts(row: Row) -> None:
-    for name in row.columns[1:]:
-        for turn in getattr(row, name):
-            if turn["content"] and not turn["content"].isspace():
-                break
-        else:
-            raise Malformed("empty_completion", f"{name} has no text")
-
-
 def _check_turns(turns: list[Message], where: str = "") -> None:
     before = None
     for number, turn in enumerate(turns, start=1):
         role, content = turn["role"], turn["content"]
+        if where and turn.get("weight", 1) not in (0, 1):
+            what = f"has weight {turn['weight']:g}; completions are compared as wholes, so expected 0 or 1"
+            raise Malformed("unsupported_weight", f"{where}turn {number} {what}")
         # `isspace` stops at the first other character, and copies nothing.
         if not content or content.isspace():
             raise Malformed("empty_turn", f"{where}turn {number} ({role}) has no text")
