@@ -118,6 +118,11 @@ def test_every_recipe_plans(recipe, tmp_path):
     # Models that don't fit on one GPU need nothing else.
     requested |= {"ref_logps", "dpo", "eval"} if "70b" not in recipe.stem else set()
     assert requested <= rules_in(said)
+    # A line for each job, and what all take.
+    lines, jobs = said.splitlines(), sum(int(count) for count in re.findall(r"^total +(\d+)", said, re.MULTILINE)[:1])
+    (total,) = (line for line in lines if line.startswith("in all"))
+    assert int(total.split()[2]) == jobs - 1 == len([line for line in lines if line.startswith("Job ")]) - 1
+    assert len(lines) < 60 + 2 * jobs
 
 
 def test_all_recipes_ship():

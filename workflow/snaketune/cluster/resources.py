@@ -91,6 +91,21 @@ class ResourceRequests:
         fitting = fit_to_partitions(together, self.site, key)
         return {manifest: scaled(request, together, fitting) for manifest, request in requests.items()}
 
+    def summary(self, jobs: Iterable[Job]) -> str:
+        """A table of what jobs take at most, by stage and in all, one after the other: time and GPU time in hours, the memory
+        of the largest job."""
+        by_stage: dict[str, list[ResourceRequest]] = {}
+        for job in jobs:
+            by_stage.setdefault(job.stage, []).append(self.alone(job))
+        together = [request for requests in by_stage.values() for request in requests]
+        lines = [f"{'stage':<12}{'jobs':>6}{'hours':>9}{'GPU hours':>11}{'GB':>8}"]
+        for stage, requests in [*by_stage.items(), ("in all", together)]:
+            minutes = sum(request.runtime for request in requests)
+            gpu_minutes = sum(request.runtime * request.gpus * request.nodes for request in requests)
+            memory = max(request.mem_mb for request in requests) / 1000
+            lines.append(f"{stage:<12}{len(requests):>6}{minutes / 60:>9.1f}{gpu_minutes / 60:>11.1f}{memory:>8.1f}")
+        return "\n".join(lines)
+
     def alone(self, job: Job) -> ResourceRequest:
         """What the job would request if it were sent on its own; SnaketuneError if it could never start."""
         request = self.estimates.of(job)

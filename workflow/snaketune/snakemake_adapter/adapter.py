@@ -137,7 +137,7 @@ class Adapter:
         if self.requests.site:
             workflow.register_resource(TURN, 1)
         # Snakemake has no hook for the end of a dry run.
-        atexit.register(self._print_submissions)
+        atexit.register(self._print_estimates)
 
     # Of a rule
 
@@ -400,10 +400,10 @@ class Adapter:
 
     @cached_property
     def _outputs_of_this_run(self) -> set[str]:
-        """The files that will be made. Snakemake knows them when its graph is complete, before it looks up groups."""
+        """The files that are made. Snakemake knows them when its graph is complete, before it looks up groups."""
         dag = self.workflow.dag
         assert dag is not None
-        return {str(path) for job in dag.needrun_jobs() for path in job.output}
+        return {str(path) for job in dag.needrun_jobs(exclude_finished=False) for path in job.output}
 
     # Hooks
 
@@ -426,12 +426,15 @@ class Adapter:
         if not (settings.until or settings.omit_from) and (not_run := self.planner.not_run()):
             logger.warning(f"stale, and not run: {', '.join(not_run)}; run again")
 
-    def _print_submissions(self) -> None:
-        """Print how many SLURM jobs a dry run would submit."""
-        if self.workflow.dryrun and self.workflow.dag:
-            names = sorted(self.requests.submissions(self._sent_stages))
-            if names:
-                print(f"As {len(names)} SLURM jobs: {', '.join(names)}.", file=sys.stderr)
+    def _print_estimates(self) -> None:
+        """Print what the jobs of a dry run would take, and how many SLURM jobs it would submit."""
+        if not (self.workflow.dryrun and self.workflow.dag):
+            return
+        if jobs := [job for job in self.graph.jobs.values() if job.manifest in self._outputs_of_this_run]:
+            print(f"At most, by estimate, one job after the other:\n{self.requests.summary(jobs)}", file=sys.stderr)
+        names = sorted(self.requests.submissions(self._sent_stages))
+        if names:
+            print(f"As {len(names)} SLURM jobs: {', '.join(names)}.", file=sys.stderr)
 
 
 def set_default_target(workflow: Workflow, rules: Rules) -> None:
