@@ -1,5 +1,5 @@
 # make run    runs the embedded default config, from raw demo files to results/report/pages/index.html
-# make real   fine-tunes a small pretrained model (93 MB to download, twelve minutes) and shows its answers before and after
+# make real   fine-tunes a small pretrained model (93 MB to download, ten minutes) and shows its answers before and after
 # make test   runs the test suite, as for each push
 # make test-all   also runs the slow tests: several processes, races, all features in all launchers
 # make upgrade-test   tests with the newest Snakemake, and with the newest torch, transformers, TRL and peft; names what fails
@@ -30,9 +30,10 @@ run: .venv/installed
 REAL := config/recipes/smollm2-135m.yaml
 real: .venv/installed
 	@$(BIN)/python resources/real/fetch.py
+	@$(BIN)/python resources/real/make_orders.py
 	@echo 'snakemake --configfile $(REAL)'
 	@PATH="$(CURDIR)/$(BIN):$$PATH" snakemake --configfile $(REAL)
-	@$(BIN)/python resources/real/show_answers.py smollm2
+	@$(BIN)/python resources/real/show_answers.py orders reviews
 	@echo 'The report: results/report/pages/index.html'
 
 # Tests run in parallel, since a run of the workflow spends its time importing torch, job after job, on one core. One process more

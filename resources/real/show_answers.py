@@ -1,4 +1,4 @@
-"""Print the answers of an evaluation's models to the same held-out prompts: python resources/real/show_answers.py EVALUATION
+"""Print the answers of evaluations' models to the same held-out prompts: python resources/real/show_answers.py EVALUATION ...
 
 Reads results/eval/EVALUATION/*/scores/responses.jsonl, as evaluations write it.
 """
@@ -27,4 +27,5 @@ def main(evaluation: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    for evaluation in sys.argv[1:]:
+        main(evaluation)
