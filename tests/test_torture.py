@@ -61,7 +61,7 @@ def test_two_concurrent_attempts_in_a_work_folder_are_detected(tmp_path):
         return two_writers(chain)
 
     assert not wrote("a state/x", "a payload.partial/rows", "b state/x", "b manifest.json")
-    assert not wrote("a state/x", "b lock", "b training.lock", "a manifest.json")
+    assert not wrote("a state/x", "b lock", "b .lock.lease.asked-1", "a manifest.json")
     assert "a wrote results/.work/sft/abc/manifest.json after b" in wrote("a state/x", "b state/x", "a manifest.json")
 
 

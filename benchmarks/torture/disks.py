@@ -1,4 +1,4 @@
-"""Disks that are full for a while, read-only, or without hard links."""
+"""Disks that are full for a while, read-only, or without locks and links."""
 
 import errno
 import os
@@ -9,11 +9,13 @@ from pathlib import Path
 
 from benchmarks.torture.chain import Chain
 from benchmarks.torture.processes import kill_chain
-from benchmarks.torture.trials import SECONDS, Trial
+from benchmarks.torture.trials import SECONDS, Failed, Trial
 
 # Bytes that an empty file or folder takes on a tmpfs.
 PAGE = 4096
 UNKNOWN = {
+    "flock fails: ENOLCK": {"no_flock": errno.ENOLCK},
+    "flock fails: ENOSYS": {"no_flock": errno.ENOSYS},
     "hard links refused: EPERM": {"no_links": errno.EPERM},
     "hard links refused: EMLINK": {"no_links": errno.EMLINK},
 }
@@ -48,12 +50,14 @@ def read_only(trial: Trial) -> None:
 
 
 def unknown_calls(trial: Trial) -> None:
-    """Run on file systems without hard links, with one kill and resume."""
+    """Run on file systems without locks or links, with one kill and resume."""
     chain = trial.having(())
     orders = UNKNOWN[trial.point]
     chain.order(**orders)
     trial.kill(chain.start(), after=trial.drawn.uniform(5, trial.reference.seconds))
     trial.recover(unlock=True, orders=orders)
+    if "no_flock" in orders and "no flock in" not in chain.read("first.log") + chain.read("again.log"):
+        raise Failed("no process called flock")
 
 
 def may_mount() -> bool:

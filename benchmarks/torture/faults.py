@@ -48,13 +48,13 @@ FAULTS = {
     ),
     "other-machine": Fault(
         kills.other_machine, 3, ["wakes up too late", "wakes up in time"],
-        "a machine hangs, another one takes over, the first one wakes up",
+        "a machine hangs, another one without shared locks takes over, the first one wakes up",
     ),
     "disk-full": Fault(disks.full, 2, STAGES, "disk full while a stage writes, then free again"),
     "read-only": Fault(disks.read_only, 3, ["results"], "results folder read-only, then writable"),
     "unknown-calls": Fault(
         disks.unknown_calls, 3, disks.UNKNOWN,
-        "a file system without hard links; all processes killed once",
+        "a file system without locks or without hard links; all processes killed once",
     ),
     "flip-payload": Fault(
         damage.in_payload, 1, damage.PAYLOADS, "bit flip in a published file, before the next stage reads it",

@@ -1,5 +1,6 @@
 """Killed processes: all at a random time, between two writes, by a signal, or all but one."""
 
+import errno
 import os
 import signal
 import time
@@ -135,14 +136,15 @@ def with_orphan(trial: Trial) -> None:
 
 
 def other_machine(trial: Trial) -> None:
-    """Stop a training on a machine, let another take over, then wake the first."""
+    """Stop a training on a machine without shared locks, let another take over, then wake the first."""
     chain = trial.before("sft")
-    chain.extra["TORTURE_MACHINE"] = "first"
+    chain.order(no_flock=errno.ENOLCK)
+    chain.extra["TORTURE_BOOT"] = "first"
     running = chain.start(*trial.targets)
     in_a_training(trial, chain)
     first = everything_in(chain.folder)
     send(first, signal.SIGSTOP)
-    chain.extra["TORTURE_MACHINE"] = "second"
+    chain.extra["TORTURE_BOOT"] = "second"
     chain.snakemake("--unlock", seconds=SECONDS, log="unlock.log")
     second = chain.start(*trial.targets, log="second.log")
     if trial.point == "wakes up in time":

@@ -5,10 +5,10 @@ Events are logged to `events.jsonl`; faults are ordered in `orders.json`, read w
     kill_before: [event, pattern, count]    kill the whole chain before the count-th such event of a path that matches
     slow: [event, pattern, seconds]         delay every such event of a path that matches
     fill: [event, pattern, MB]              allocate memory at the first such event, until the process ends
-    no_links: errno                         error with which hard links below `results` fail
+    no_flock: errno, no_links: errno        error with which these calls fail below `results`
     clock: seconds                          shift of the clock once the file `clock-is-wrong` exists
 
-A process with TORTURE_MACHINE in its environment pretends to be on another machine.
+A process with TORTURE_BOOT in its environment pretends to be on another machine.
 
 Python raises audit events before it opens, renames, links or removes files (`sys.addaudithook`); events for writes of
 safetensors are added here.
@@ -120,23 +120,37 @@ def announce_safetensors() -> None:
     safetensors.torch.save_file = save_file
 
 
-def refuse_links(number: int) -> None:
-    """Make hard links fail, as on a file system that doesn't support them."""
-    link = os.link
+def refuse(no_flock: int, no_links: int) -> None:
+    """Make calls fail that a file system doesn't support."""
+    import fcntl
+
+    flock, link = fcntl.flock, os.link
+
+    def failing_flock(file, operation):
+        path = os.readlink(f"/proc/self/fd/{file if isinstance(file, int) else file.fileno()}")  # noqa: PTH115
+        if path.startswith(f"{CHAIN}/results"):
+            raise OSError(no_flock, os.strerror(no_flock))
+        return flock(file, operation)
 
     def failing_link(source, target, **keywords):
         if path_of(target):
-            raise OSError(number, os.strerror(number), source)
+            raise OSError(no_links, os.strerror(no_links), source)
         return link(source, target, **keywords)
 
-    os.link = failing_link
+    fcntl.flock = failing_flock if no_flock else flock
+    os.link = failing_link if no_links else link
 
 
-def pretend_machine(name: str) -> None:
-    """Make this process look like one of another machine, whose processes can't be seen."""
-    import socket
+def pretend_machine(boot: str) -> None:
+    """Make this process look like one of another machine."""
+    import pathlib
 
-    socket.gethostname = lambda: name
+    read = pathlib.Path.read_text
+
+    def read_text(path, *arguments, **keywords):
+        return boot if str(path) == "/proc/sys/kernel/random/boot_id" else read(path, *arguments, **keywords)
+
+    pathlib.Path.read_text = read_text
 
 
 def set_clock(seconds: float) -> None:
@@ -155,10 +169,9 @@ if CHAIN:
     if "snaketune" in sys.orig_argv[1:4] and "-m" in sys.orig_argv[1:3]:
         os.environ.setdefault(ATTEMPT, f"{os.getpid()}-{monotonic()}")
     given = read_orders()
-    if "no_links" in given:
-        refuse_links(given["no_links"])
-    if "TORTURE_MACHINE" in os.environ:
-        pretend_machine(os.environ["TORTURE_MACHINE"])
+    refuse(given.get("no_flock", 0), given.get("no_links", 0))
+    if "TORTURE_BOOT" in os.environ:
+        pretend_machine(os.environ["TORTURE_BOOT"])
     if "clock" in given:
         set_clock(given["clock"])
     sys.addaudithook(Meddler(given))

@@ -102,8 +102,22 @@ def wrong_account(trial: Trial) -> None:
     trial.recover(unlock=True)
 
 
-def more_memory(trial: Trial) -> None:
-    """Let the SFT run need more memory than it requests: the next attempt requests twice as much, and is enough."""
+def away_at_submission(trial: Trial) -> None:
+    """Stop the controller before anything is submitted: the run waits for it."""
+    chain = trial.before("sft")
+    with subprocess.Popen([*AWAY, "40"]):
+        if not wait_for(lambda: subprocess.run(["scontrol", "ping"], capture_output=True).returncode, SECONDS):
+            raise Failed("the controller never went away")
+        said = chain.wait(chain.start("--profile", "profiles/slurm", *ARGUMENTS, *trial.targets), REQUEUED_SECONDS)
+    if said.status or "SLURM's controller answers again" not in said.text or "Trying to restart" in said.text:
+        raise Failed(f"ended with {said.status}: {said.text[-1000:]}")
+    trial.hit(True)
+    trial.recover(unlock=False)
+
+
+def memory_in_a_part(trial: Trial) -> None:
+    """Let the SFT run, sent without the rest of its group, need more memory than it requests: the next attempt requests twice
+    as much, and is enough."""
     chain = trial.before("sft")
     chain.order(fill=["open", CHECKPOINT, FILLED_MB])
     said = chain.wait(chain.start("--profile", "profiles/slurm", *ARGUMENTS, *trial.targets), REQUEUED_SECONDS)
@@ -129,7 +143,8 @@ WAYS = {
     # SLURM's shortest limit, for a training that takes longer than that.
     "time limit": on_cluster(lambda job: None, "--set-resources", "sft:runtime=1", slow=12),
     "wrong account": wrong_account,
-    "more memory at the second attempt": more_memory,
+    "memory raised in a partial group": memory_in_a_part,
+    **({"controller away at submission": away_at_submission} if AWAY else {}),
     **({"node crash": on_cluster(lambda job: slurm(*CRASH, about(job, "%N")))} if CRASH else {}),
     **({"node away": on_cluster(lambda job: slurm(*LOSE, about(job, "%N")), ends=False)} if LOSE else {}),
     **({"controller away": on_cluster(lambda job: slurm(*AWAY, "40"), ends=False)} if AWAY else {}),

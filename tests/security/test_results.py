@@ -18,7 +18,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.files import write_json
 from snaketune.stages.cache.clean import clean
 from snaketune.stages.cache.row_store import RowStore
-from snaketune.stages.cache.work_folders import WorkFolder, publish
+from snaketune.stages.cache.work_folders import Claim, WorkFolder, publish
 from snaketune.stages.job import result_at
 from snaketune.stages.links import check_link, link_payload
 from snaketune.stages.outcome import Outcome
@@ -211,7 +211,8 @@ def test_a_foreign_result_is_read_as_data(made, mark):
     run(folder)
     mark.check()
     artifact = read_artifact(work / "manifest.json", "payload")
-    publish(artifact, WorkFolder(work), folder / "results/demo/y", "rows", {})
+    claim = Claim(folder / "results/demo/y", "0", folder / "results/.work")
+    publish(artifact, WorkFolder(work), claim, "rows", {})
     assert not (folder / "results/demo/y/rows/deep/__init__.py").exists()
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from snaketune.artifacts.manifest import content_digest, read_artifact, rebuild_command
 from snaketune.config.base import Model
+from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.files import write_json
 from snaketune.stages.cache.clean import clean
@@ -21,6 +22,7 @@ from snaketune.stages.cache.status import Results
 from snaketune.stages.host.locks import locked
 from snaketune.stages.job import Job
 from snaketune.stages.outcome import Outcome
+from snaketune.stages.run import reset_future_times
 
 from .demo_jobs import build_demo
 
@@ -222,17 +224,20 @@ def test_two_jobs_never_write_one_work_folder(tmp_path):
     assert len(log.read_text().splitlines()) == 2
 
 
-def test_clean_keeps_what_is_in_use(tmp_path, capsys):
+def test_clean_only_looks_at_locks_and_keeps_what_is_in_use(tmp_path, capsys):
     manifest = run(tmp_path)
     manifest.unlink()
     root = tmp_path / "results/.work"
-    (work,) = root.glob("demo/*")
+    (lock,) = root.glob("demo/*/lock")
+    # The lock of the last holder, maybe another user's file, or on a full disk.
+    lock.write_text("process 1 on elsewhere\n", encoding="utf-8")
     clean(root, remove=False)
     assert "would remove" in capsys.readouterr().out
-    with locked(work / "lock", "demo"):
+    assert lock.read_text(encoding="utf-8") == "process 1 on elsewhere\n"
+    with locked(lock, "demo"):
         clean(root, remove=True)
     assert f"in use by process {os.getpid()} on " in capsys.readouterr().out
-    assert work.exists()
+    assert lock.exists()
 
 
 def test_clean_lists_first_and_retains_published_work(tmp_path, capsys):
@@ -247,22 +252,24 @@ def test_clean_lists_first_and_retains_published_work(tmp_path, capsys):
     assert retained.name == json.loads((tmp_path / "results/demo/x/manifest.json").read_text())["fingerprint"]
 
 
-def test_a_job_that_was_planned_anew_meanwhile_publishes_nothing(tmp_path):
-    """The job of an older config outlives its Snakemake process, and ends when the newer one is at work or has published."""
-    planned = tmp_path / "job.json"
+def test_the_attempt_that_started_last_publishes(tmp_path):
+    """The job of an older config outlives its driver, and ends when the newer one has published, or is still at work."""
+    out = tmp_path / "results/demo/x/manifest.json"
+    newer = []
 
-    def plans_anew(work):
-        write_json(planned, {"stage": "demo", "out": "results/demo/x", "spec": {"a": 2}})
+    def run_newer(work):
+        run(tmp_path, spec={"a": 2}, text="newer")
+        newer.append(out.read_bytes())
         (work.payload / "rows.txt").write_text("older")
         return Outcome()
 
-    with pytest.raises(SnaketuneError, match=r"job\.json was planned anew since this job began, .* isn't published"):
-        run(tmp_path, build=plans_anew)
-    assert not (tmp_path / "results/demo/x").exists()
+    with pytest.raises(SnaketuneError, match=r"a job that started later makes another result .* isn't published"):
+        run(tmp_path, build=run_newer)
+    assert [out.read_bytes()] == newer
+    assert (out.parent / "rows/deep/rows.txt").read_text() == "newer"
     # Nothing is lost: when it is needed again, it is reused.
-    planned.unlink()
     built: list = []
-    out = run(tmp_path, built=built)
+    run(tmp_path, built=built)
     assert not built and (out.parent / "rows/rows.txt").read_text() == "older"
 
 
@@ -328,3 +335,20 @@ def test_a_manifest_without_its_digest_is_damaged(tmp_path):
     manifest.write_text(json.dumps(described))
     with pytest.raises(SnaketuneError, match=r"manifest\.json is damaged"):
         read_artifact(manifest, "rows")
+
+
+def test_future_times_of_results_are_set_to_now(tmp_path):
+    """After a clock was set back; Snakemake removes what is made of them."""
+    manifest = run(tmp_path)
+    past, future = time.time() - 86400, time.time() + 86400
+    os.utime(manifest, (past, past))
+    os.utime(manifest.parent / "rows", (future, future))
+    waited_for = [tmp_path / name for name in ("preflight.json", "calibration.json")]
+    for path in waited_for:
+        path.touch()
+        os.utime(path, (future, future))
+    execution = Execution(preflight=str(waited_for[0]), calibration=str(waited_for[1]))
+    reset_future_times([read_artifact(manifest, "rows")], execution)
+    assert all(path.stat().st_mtime <= time.time() for path in waited_for)
+    assert manifest.stat().st_mtime == past
+    assert (manifest.parent / "rows").stat().st_mtime <= time.time()

@@ -29,10 +29,7 @@ def test_jobs_at_the_same_time_get_different_gpus_and_see_only_those(four_gpus, 
 
 
 def test_more_gpus_than_there_are_is_an_error(four_gpus, tmp_path):
-    with (
-        pytest.raises(SnaketuneError, match="requests 5 GPUs, but 4 can be used here"),
-        claimed_gpus(5, tmp_path),
-    ):
+    with pytest.raises(SnaketuneError, match="requests 5 GPUs, this machine has 4"), claimed_gpus(5, tmp_path):
         pass
 
 
@@ -91,6 +88,7 @@ def driver(tmp_path, monkeypatch):
     # Set first, so that it is unset again afterwards, whatever a test sets meanwhile.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
 
     def lists(text: str) -> None:
@@ -105,16 +103,20 @@ def driver(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("listed", "seen", "model"),
+    ("listed", "order", "seen", "model"),
     [
-        (ALIKE, ["GPU-aaaa-1", "GPU-bbbb-2"], A100),
-        (TWO_KINDS, ["GPU-aaaa-1", "GPU-bbbb-2", "GPU-cccc-3"], L4),
-        (SLICED, ["MIG-1111", "MIG-2222"], f"{A100} MIG 3g.20gb"),
-        ("No devices were found\n", [], ""),
+        (ALIKE, None, ["0", "1"], A100),
+        # CUDA's own numbers begin with the fastest, so here UUIDs say which is meant.
+        (TWO_KINDS, None, ["GPU-aaaa-1", "GPU-bbbb-2", "GPU-cccc-3"], L4),
+        (TWO_KINDS, "PCI_BUS_ID", ["0", "1", "2"], L4),
+        (SLICED, None, ["MIG-1111", "MIG-2222"], f"{A100} MIG 3g.20gb"),
+        ("No devices were found\n", None, [], ""),
     ],
 )
-def test_gpus_are_those_that_the_driver_lists(driver, listed, seen, model):
+def test_gpus_are_those_that_the_driver_lists(driver, monkeypatch, listed, order, seen, model):
     driver(listed)
+    if order:
+        monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
     assert visible_gpus() == seen
     assert gpu_model() == model
 
@@ -125,6 +127,8 @@ def test_gpus_are_those_that_the_driver_lists(driver, listed, seen, model):
         (ALIKE, "1", A100),
         (TWO_KINDS, "0", ""),
         (TWO_KINDS, "GPU-bbbb-2,0", A100),
+        (TWO_KINDS, "GPU-b", A100),
+        (TWO_KINDS, "GPU-", ""),
         (SLICED, "MIG-2222", f"{A100} MIG 3g.20gb"),
     ],
 )
@@ -132,6 +136,27 @@ def test_a_model_is_named_where_it_is_certain(driver, monkeypatch, listed, named
     driver(listed)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     assert gpu_model() == model
+
+
+def test_a_gpu_has_one_slot_whether_named_by_number_or_by_uuid(driver, tmp_path, monkeypatch):
+    driver(ALIKE)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-aaaa-1")
+    with claimed_gpus(1, tmp_path / "slots") as first:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+        with claimed_gpus(1, tmp_path / "slots") as second:
+            assert (first, second) == (["GPU-aaaa-1"], ["1"])
+
+
+def test_several_gpus_are_of_one_model_where_there_are_as_many(driver, tmp_path, capsys):
+    driver(TWO_KINDS)
+    with claimed_gpus(2, tmp_path / "slots") as claimed:
+        assert claimed == ["GPU-bbbb-2", "GPU-cccc-3"]
+    assert not capsys.readouterr().out
+    with claimed_gpus(3, tmp_path / "slots") as claimed:
+        assert len(claimed) == 3
+    assert f"note: 3 GPUs of different models (2 {A100}, 1 {L4}): each step waits for the slowest" in (
+        capsys.readouterr().out
+    )
 
 
 def test_slices_of_a_card_are_a_job_each_and_never_several_of_one(driver, tmp_path, monkeypatch):
@@ -149,12 +174,24 @@ def test_slices_of_a_card_are_a_job_each_and_never_several_of_one(driver, tmp_pa
             pass
 
 
-def test_a_gpu_that_is_named_twice_is_one(tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,0")
+@pytest.mark.parametrize("named", ["0,0", "0,GPU-aaaa-1", "GPU-aaaa-1,GPU-aaaa"])
+def test_a_gpu_that_is_named_twice_is_one(driver, tmp_path, monkeypatch, named):
+    driver(ALIKE)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    with claimed_gpus(1, tmp_path / "slots") as claimed:
+        assert claimed == [named.split(",")[0]]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     with (
-        pytest.raises(SnaketuneError, match=r"requests 2 GPUs, but 1 can be used"),
+        pytest.raises(SnaketuneError, match=r"requests 2 GPUs, CUDA_VISIBLE_DEVICES lists 1; lower operation\.gpus"),
         claimed_gpus(2, tmp_path / "slots"),
     ):
+        pass
+
+
+def test_numbers_on_a_sliced_machine_are_no_two_cards(driver, tmp_path, monkeypatch):
+    driver(SLICED)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pytest.raises(SnaketuneError, match=r"slices of cards"), claimed_gpus(2, tmp_path / "slots"):
         pass
 
 

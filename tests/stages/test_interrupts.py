@@ -24,7 +24,7 @@ def test_ctrl_c_is_a_sentence_and_no_traceback(tmp_path):
             process.send_signal(signal.SIGINT)
         assert process.wait(10) == STATUS
         assert process.stderr.read() == "error: interrupted; run again to resume\n"
-    assert not (tmp_path / "lock").exists()
+    assert not (tmp_path / "lock.lease").exists()
 
 
 def test_a_stage_listens_from_its_first_import_on():

@@ -1,5 +1,6 @@
 """Job files: what they hold, what their times say, and what is said of a wrong one."""
 
+import errno
 import json
 import os
 import subprocess
@@ -10,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from snaketune.errors import SnaketuneError
+from snaketune.stages.host import locks
+from snaketune.stages.host.locks import NoLocks
 from snaketune.stages.job_files import (
+    JOBS,
     LONG_AGO,
     JobFile,
     job_file_of,
@@ -75,12 +79,24 @@ def hold_elsewhere() -> subprocess.Popen:
     return process
 
 
-def test_one_run_at_a_time_has_the_job_files():
+@pytest.mark.parametrize("flock", [True, False])
+def test_one_run_at_a_time_has_the_job_files(monkeypatch, flock):
+    if not flock:
+        monkeypatch.setattr(locks, "try_lock", no_locks)
     other = hold_elsewhere()
     assert not lock_job_files()
     other.kill()
     other.wait()
+    if not flock:
+        # Without the kernel's word, a process is gone when it has been silent for long.
+        assert not lock_job_files()
+        monkeypatch.setattr(locks, "WATCHED_SECONDS", 0.0)
+        os.utime(JOBS / ".lock.lease", (time.time() - locks.DEAD_SECONDS - 5,) * 2)
     assert lock_job_files()
+
+
+def no_locks(lock: Path):
+    raise NoLocks(errno.ENOLCK, "No locks available")
 
 
 def test_the_time_may_be_retained_unless_the_result_is_current_or_newer():

@@ -7,7 +7,7 @@ import pytest
 from snaketune.artifacts import manifest
 from snaketune.artifacts.manifest import describe_files, read_artifact, write_manifest
 from snaketune.errors import SnaketuneError
-from snaketune.stages.cache.work_folders import WorkFolder, publish
+from snaketune.stages.cache.work_folders import Claim, WorkFolder, publish
 
 
 @pytest.fixture
@@ -17,7 +17,8 @@ def published(tmp_path):
     (work / "rows/train.bin").write_bytes(b"x" * 5000)
     output = {"payload": describe_files(work / "rows"), "records": {}}
     write_manifest(work / "manifest.json", output)
-    publish(read_artifact(work / "manifest.json", "rows"), WorkFolder(work), out, "rows", {"stage": "corpus"})
+    claim = Claim(out, "0", tmp_path / "work")
+    publish(read_artifact(work / "manifest.json", "rows"), WorkFolder(work), claim, "rows", {"stage": "corpus"})
     return out / "manifest.json"
 
 

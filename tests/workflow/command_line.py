@@ -35,6 +35,8 @@ def snakemake(arguments: list[str], folder: Path, umask: int = -1, *, apart: boo
     from snakemake.cli import main
     from snakemake.shell import shell
 
+    from snaketune.stages import job_files
+
     # What Snakemake changes in its process. Its Snakefile is read anew each time.
     at_exit: list[Callable] = []
     register = atexit.register
@@ -57,6 +59,8 @@ def snakemake(arguments: list[str], folder: Path, umask: int = -1, *, apart: boo
         restored.enter_context(mock.patch.object(atexit, "register", registered))
         # Jobs print to what pytest had for standard output when this was imported.
         restored.enter_context(mock.patch.object(sys.modules[shell.__module__], "STDOUT", None))
+        # Locks that last as long as the process.
+        restored.enter_context(mock.patch.object(job_files, "_held", []))
         restored.enter_context(printing_to(output))
         os.chdir(folder)
         try:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from snaketune.stages.host.locks import locked
+from snaketune.stages.host.locks import try_lock
 
 from .conftest import ROOT, rules_in
 from .reruns import DPO, SFT
@@ -48,7 +48,7 @@ def test_a_dry_run_of_another_config_changes_nothing_that_a_run_reads(project):
 def test_a_second_run_is_refused_where_it_would_change_what_the_first_one_reads(project):
     project.stale()
     target = "results/corpus/pairs/manifest.json"
-    with locked(project.folder / "results/.jobs/.lock", "the job files"):
+    with try_lock(project.folder / "results/.jobs/.lock"):
         assert "Nothing to be done" in project.snakemake(target, "--nolock")
         project.config["corpora"]["pairs"]["held_out"] = 0.4
         said = project.snakemake(target, "--nolock", check=False)

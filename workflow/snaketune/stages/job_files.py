@@ -13,7 +13,7 @@ import atexit
 import json
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from snaketune.artifacts.manifest import read_json
 from snaketune.config.base import Model
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
-from snaketune.stages.host.locks import is_free, take
+from snaketune.stages.host.locks import Lease, take
 from snaketune.stages.job import RESULTS
 
 JOBS = RESULTS / ".jobs"
@@ -33,6 +33,8 @@ DRY_RUN = JOBS / ".dry-run"
 LOCK = ".lock"
 # 2000-01-01, before any result.
 LONG_AGO = 946_684_800
+# Locks that this process holds until it ends.
+_held: list[AbstractContextManager[Any]] = []
 
 
 class JobFile(Model):
@@ -124,14 +126,14 @@ def write_job_file(
 
 def lock_job_files() -> bool:
     """Lock the job files until this process ends. Return False if another run holds them."""
+    lease = Lease(JOBS / LOCK)
     with _writing(JOBS):
-        if is_free(JOBS / LOCK):
-            # Of a process of another host that was killed.
-            (JOBS / LOCK).unlink(missing_ok=True)
-        lease = take(JOBS / LOCK)
-    if lease:
-        atexit.register(lease.release)
-    return lease is not None
+        if not (file := take(JOBS / LOCK, lease)):
+            return False
+    _held.append(file)
+    lease.beat(on_lost=lambda lost: None)
+    atexit.register(lease.give_back)
+    return True
 
 
 def changed_at(path: Path) -> float:

@@ -5,6 +5,7 @@ decide again: workers compare `digest` with that of the attempt.
 """
 
 import json
+import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,12 +23,13 @@ from snaketune.stages.cache.fingerprint import Key
 from snaketune.stages.declaration import Stage
 from snaketune.stages.host.gpus import visible_gpus
 from snaketune.stages.job import result_at
-from snaketune.stages.job_files import JobFile, issues_of, read_job_file
+from snaketune.stages.job_files import issues_of, read_job_file
 from snaketune.stages.races import ending_at, paused_at
 from snaketune.stages.table import STAGES
 from snaketune.suggestions import unknown
 
 M = TypeVar("M", bound=BaseModel)
+SECONDS_UNTIL_REMADE = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,15 +77,6 @@ class LoadedJob:
             return self.stage.cache_keys(self)
         return (Key(stage=self.stage.name, spec=self.plain_spec, code=self.code, device=self.device),)
 
-    def check_planned(self) -> None:
-        """Raise SnaketuneError if the job's file has another content since it was read: a job of an older plan may outlive its
-        Snakemake process, as on a cluster, and would overwrite the result of the newer one."""
-        if self.path.is_file() and _digest(read_job_file(self.path), self.paused_at) != self.digest:
-            raise SnaketuneError(
-                f"{self.out}: {self.path} was planned anew since this job began, so its result stays in its work folder and "
-                "isn't published. Run again when the newer job has ended"
-            )
-
     @property
     def is_snapshot(self) -> bool:
         """Whether it ends early, so that other runs may resume from its state."""
@@ -122,12 +115,8 @@ def read_job(path: Path) -> LoadedJob:
         files=files,
         device=("cuda" if operation.gpus and visible_gpus() else "cpu") if stage.gpu else "",
         paused_at=share,
-        digest=_digest(job, share),
+        digest=digest_json([job.model_dump(mode="json", exclude={"stale", "planned"}), share]),
     )
-
-
-def _digest(job: JobFile, share: float | None) -> str:
-    return digest_json([job.model_dump(mode="json", exclude={"stale", "planned"}), share])
 
 
 def _validated(model: type[M], content: dict[str, Any], key: str) -> M:
@@ -144,6 +133,8 @@ def _inputs(stage: Stage, paths: dict[str, tuple[str, ...]]) -> tuple[dict[str, 
     by_role = {role: [Path(path) for path in paths.get(role, ())] for role in (*stage.inputs, *stage.files)}
     artifacts: dict[str, list[Artifact]] = {}
     for role, source in stage.inputs.items():
+        for manifest in by_role[role]:
+            wait_for_remade(manifest)
         results = [result_at(manifest) for manifest in by_role[role]]
         if len(results) != 1 and not source.many:
             raise SnaketuneError(f"stage {stage.name} needs exactly one {role}, got {len(results)}; see `snakemake -n`")
@@ -154,3 +145,25 @@ def _inputs(stage: Stage, paths: dict[str, tuple[str, ...]]) -> tuple[dict[str, 
                 )
         artifacts[role] = [result.as_input(source.entries) for result in results]
     return artifacts, {role: by_role[role] for role in stage.files}
+
+
+def wait_for_remade(manifest: Path) -> None:
+    """Wait for a result that was removed within the last minute.
+
+    Before Snakemake runs a job, it removes the job's outputs, also if another Snakemake (`--nolock`) has just made them.
+    """
+    logged = False
+    while not manifest.exists():
+        try:
+            since = time.time() - manifest.parent.stat().st_mtime
+        except OSError:
+            return
+        if since > SECONDS_UNTIL_REMADE:
+            return
+        if not logged:
+            print(
+                f"waiting for {manifest}, which was removed {since:.0f} s ago; another Snakemake may be making it again",
+                flush=True,
+            )
+            logged = True
+        time.sleep(0.2)

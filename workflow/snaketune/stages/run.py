@@ -9,27 +9,29 @@ import platform
 import socket
 import sys
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.attempt import Attempt, resumed_from_versions, stamps_of, thread_count, timed
 from snaketune.stages.cache.code_digest import accepted_codes, check_code, import_checked
 from snaketune.stages.cache.fingerprint import fingerprint, fingerprint_entries, read_artifacts, read_files
 from snaketune.stages.cache.libraries import installed_version
-from snaketune.stages.cache.work_folders import WORK_ROOT, WorkFolder, publish
+from snaketune.stages.cache.work_folders import WORK_ROOT, Claim, WorkFolder, publish
 from snaketune.stages.findings import report_findings
 from snaketune.stages.host.gpus import claimed_gpus, gpu_findings, visible_gpus
 from snaketune.stages.host.locks import locked
 from snaketune.stages.host.threads import VARIABLE, cores
+from snaketune.stages.job import result_at
 from snaketune.stages.links import link_payload
 from snaketune.stages.loaded_job import LoadedJob
 from snaketune.stages.outcome import Outcome
@@ -48,6 +50,9 @@ def run(job: LoadedJob) -> None:
     # The keys depend on the device that computes, so they are computed with its GPUs claimed.
     with claimed_gpus(operation.gpus) if stage.cache_keys else nullcontext():
         build_once(job, partial(_build, job))
+    # A stage that reads manifests also waits for the results that they describe.
+    described = map(result_at, job.files.get("manifests", ()))
+    reset_future_times(chain(*job.artifacts.values(), described), operation)
     if stage.link:
         # Also if the result was reused: an older result may name a payload that wasn't linked last.
         link_payload(job.out, stage.link)
@@ -70,15 +75,14 @@ def build_once(job: LoadedJob, build: Callable[[WorkFolder], Outcome], work_root
     digests = {str(path): digest for read in read_now.values() for path, digest in read}
     attempt = Attempt(stage=stage.name, code=job.code, stamps=stamps, job=job.digest, inputs=inputs, digests=digests)
     name = fingerprint(key, inputs, counted_versions)
-    work = WorkFolder(work_root / stage.name / name)
+    work, claim = WorkFolder(work_root / stage.name / name), Claim(out, name, work_root)
     # The published manifest has the spec and inputs of this job, whichever job the result was built for.
     requested = {"stage": stage.name, "spec": job.plain_spec, "inputs": inputs}
 
     def publish_cached(cached: WorkFolder, result: Artifact, described: dict[str, Any]) -> None:
         origin = f"{out} is the result of {cached.made_at()} ({cached.folder.name})"
         print(f"{stage.name}: nothing to compute; {origin}", flush=True)
-        job.check_planned()
-        publish(result, cached, out, stage.payload, described)
+        publish(result, cached, claim, stage.payload, described)
 
     if not stage.measures and not work.manifest.is_file():
         # Results that count as the same: made with accepted code, or with these versions before they counted.
@@ -134,8 +138,7 @@ def build_once(job: LoadedJob, build: Callable[[WorkFolder], Outcome], work_root
         work.finish(manifest, _run_facts(started, elapsed()) | outcome.run, job.is_snapshot)
         print(f"{stage.name}: made {out} in {time.time() - started:.1f} s", flush=True)
         work.check_held()
-        job.check_planned()
-        publish(Artifact(work.manifest, manifest, work.finished), work, out, stage.payload, requested)
+        publish(Artifact(work.manifest, manifest, work.finished), work, claim, stage.payload, requested)
 
 
 def _made_with(versions: dict[str, str | None] | None, result: Artifact) -> bool:
@@ -189,3 +192,17 @@ def _run_facts(started: float, attempts: list[float]) -> dict[str, Any]:
         "cores": cores(),
         "peak_memory_mb": peak_memory // (2**20 if sys.platform == "darwin" else 2**10),
     }
+
+
+def reset_future_times(read: Iterable[Artifact], operation: Execution) -> None:
+    """Set future times of inputs to now, as after a clock was set back: Snakemake removes outputs older than their inputs."""
+    paths = [Path(path) for path in (operation.preflight, operation.calibration) if path]
+    paths += Path().glob(operation.parts) if operation.parts else ()
+    for artifact in read:
+        paths += [artifact.manifest_path, artifact.manifest_path.with_name("run.json")]
+        paths += [artifact.folder, artifact.folder / ".snakemake_timestamp"]
+    for path in paths:
+        # If a file's time can't be set, Snakemake reports the conflict itself.
+        with suppress(OSError):
+            if path.stat().st_mtime > time.time():
+                os.utime(path)

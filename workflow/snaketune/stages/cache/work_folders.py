@@ -4,7 +4,7 @@ Snakemake deletes a rule's declared outputs before every attempt, so stages don'
 work by its fingerprint; so does a config that was put back to an earlier state.
 
     results/.work/<stage>/<fingerprint>/
-        lock                 exists while a process works here (host/locks.py)
+        lock, lock.lease     held while a process works here (host/locks.py)
         state/               survives a killed attempt (checkpoints; attempt.json: what the attempt uses)
         payload.partial/     the payload while it is written
         payload/             complete, once manifest.json exists
@@ -14,23 +14,25 @@ work by its fingerprint; so does a config that was put back to an earlier state.
 """
 
 import errno
+import hashlib
 import os
 import shutil
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import SoftFileLease
-
 from snaketune.artifacts.manifest import Artifact, note_published, read_artifact, read_json, write_manifest
 from snaketune.errors import SnaketuneError
 from snaketune.files import set_modes, sync_folder, write_json
 from snaketune.stages.cache.payload_files import place, restore
-from snaketune.stages.host.locks import check_held
+from snaketune.stages.host.locks import Lease
 
 WORK_ROOT = Path("results/.work")
+# By output folder, the fingerprint of the result that is to be published there.
+CLAIMS = ".claims"
 # In a state.
 CHECKPOINTS = "checkpoints/checkpoint-*/complete"
 
@@ -48,7 +50,7 @@ class WorkFolder:
     """
 
     folder: Path
-    lease: SoftFileLease | None = None
+    lease: Lease | None = None
 
     payload = _path("payload.partial")
     finished = _path("payload")
@@ -65,7 +67,7 @@ class WorkFolder:
     def check_held(self) -> None:
         """Raise SnaketuneError if another process has taken the folder over; called before anything shared is written."""
         if self.lease:
-            check_held(self.lease)
+            self.lease.check()
 
     def result(self) -> Artifact | None:
         """The finished result, verified, or None.
@@ -167,14 +169,42 @@ def remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def publish(artifact: Artifact, work: WorkFolder, out: Path, payload: str, requested: dict[str, Any]) -> None:
-    """Publish a finished result in the folder `out`: payload, then the manifest.
+class Claim:
+    """The claim of an output folder: only the attempt that started last publishes there.
+
+    An attempt for an older config may have outlived its Snakemake process, and would overwrite the newer result, or half of it.
+    """
+
+    def __init__(self, out: Path, fingerprint: str, root: Path = WORK_ROOT):
+        # Relative, since other hosts may mount the results at another path.
+        name = hashlib.sha256(os.fsencode(os.path.relpath(out, root.parent))).hexdigest()[:16]
+        self.out, self.fingerprint, self.file = out, fingerprint, root / CLAIMS / f"{name}.json"
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        # Several processes may claim it at the same time.
+        draft = self.file.with_name(f"{name}.{socket.gethostname()}.{os.getpid()}")
+        write_json(draft, fingerprint)
+        draft.replace(self.file)
+
+    def check(self) -> None:
+        """Raise SnaketuneError if a process that started later makes another result for this folder."""
+        # Without its file, as after a clean-up, the claim holds.
+        last = read_json(self.file, self.fingerprint)
+        if last != self.fingerprint:
+            raise SnaketuneError(
+                f"{self.out}: a job that started later makes another result for it ({last}); this one ({self.fingerprint}) "
+                "stays in its work folder and isn't published. Run again when the other job has ended"
+            )
+
+
+def publish(artifact: Artifact, work: WorkFolder, claim: Claim, payload: str, requested: dict[str, Any]) -> None:
+    """Publish a finished result in the folder that is claimed: payload, then the manifest.
 
     Args:
         work: the folder that holds it.
         requested: entries of the manifest that describe the job it is published for.
     """
-    names = _files(artifact)
+    out, names = claim.out, _files(artifact)
+    claim.check()
     # From here on, if the disk is full for long, the result may exist in the work folder only.
     work.unpublished.touch()
     out.mkdir(parents=True, exist_ok=True)
@@ -192,6 +222,7 @@ def publish(artifact: Artifact, work: WorkFolder, out: Path, payload: str, reque
     if work.run.is_file():
         (out / "run.json").unlink(missing_ok=True)
         shutil.copyfile(work.run, out / "run.json")
+    claim.check()
     write_manifest(out / "manifest.json", artifact.manifest | requested)
     work.unpublished.unlink(missing_ok=True)
 

@@ -1,8 +1,9 @@
 """GPU slots: each job claims GPUs of its own. Snakemake counts a `gpu` resource, but doesn't say which GPUs a job gets.
 
-A slot is a lock per GPU, host and SLURM job (which may number its GPUs from 0, run several jobs of a workflow, and have more
-GPUs than it requested). Without CUDA_VISIBLE_DEVICES, GPUs are known by their UUIDs, since CUDA and nvidia-smi may number them
-differently. Each MIG slice of a card counts as a GPU.
+A slot is a lock file per GPU, host and SLURM job (which may number its GPUs from 0, run several jobs of a workflow, and have
+more GPUs than it requested). It is named after the GPU's UUID if nvidia-smi lists it, so that a GPU has one slot whether it is
+given by number or by UUID. A number means the same GPU to CUDA and to nvidia-smi only if all GPUs are of one model: CUDA counts
+the fastest first, nvidia-smi by bus. Each MIG slice of a card counts as a GPU.
 """
 
 import os
@@ -10,75 +11,101 @@ import re
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from snaketune.config.operation import Operation
 from snaketune.config.optimizers import OPTIMIZERS
 from snaketune.errors import SnaketuneError
 from snaketune.stages.findings import Finding
-from snaketune.stages.host.locks import take
+from snaketune.stages.host.locks import NoLocks, try_lock
 
 SLOT_FOLDER = Path("results/.work/.gpus")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 SECONDS_BETWEEN_TRIES = 1.0
 SECONDS_FOR_DRIVER = 30.0
 # Lines of `nvidia-smi -L`; the slices of a card follow it, indented.
-CARD = re.compile(r"GPU \d+: (?P<name>.+?) \(UUID: (?P<uuid>GPU-[^)]+)\)")
+CARD = re.compile(r"GPU (?P<index>\d+): (?P<name>.+?) \(UUID: (?P<uuid>GPU-[^)]+)\)")
 SLICE = re.compile(r"\s+MIG (?P<profile>\S+)\s+Device\s+\d+: \(UUID: (?P<uuid>MIG-[^)]+)\)")
 ALLOW = "operation.allow_cpu: true"
 
 
-def driver_gpus() -> dict[str, str]:
-    """The names of the GPUs that nvidia-smi lists, by UUID, of sliced cards the slices; empty without nvidia-smi, or if it
-    hangs."""
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU or a slice of one: `name` is torch's, `index` the card's. If the driver doesn't list it, both are empty."""
+
+    index: str
+    uuid: str
+    name: str
+
+
+def driver_gpus() -> list[Gpu]:
+    """The GPUs that nvidia-smi lists, of sliced cards the slices; empty without nvidia-smi, or if it hangs."""
     if not shutil.which("nvidia-smi"):
-        return {}
+        return []
     command = ["nvidia-smi", "-L"]
     try:
         # With a broken card it exits with an error, but lists the others.
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS_FOR_DRIVER)
     except (OSError, subprocess.TimeoutExpired) as error:
         print(f"nvidia-smi doesn't list this machine's GPUs: {error}", flush=True)
-        return {}
-    names: dict[str, str] = {}
+        return []
+    gpus: list[Gpu] = []
     card = None
     for line in done.stdout.splitlines():
         if seen := CARD.match(line):
-            card = seen
-            names[card["uuid"]] = card["name"]
+            card = Gpu(**seen.groupdict())
+            gpus.append(card)
         elif card and (seen := SLICE.match(line)):
-            names.pop(card["uuid"], None)
-            names[seen["uuid"]] = f"{card['name']} MIG {seen['profile']}"
-    return names
+            gpus = [gpu for gpu in gpus if gpu is not card]
+            gpus.append(Gpu(index=card.index, uuid=seen["uuid"], name=f"{card.name} MIG {seen['profile']}"))
+    return gpus
 
 
 def visible_gpus() -> list[str]:
     """Identifiers of the GPUs that this process may use, without importing torch (which would initialize them)."""
-    if VISIBLE not in os.environ:
-        return list(driver_gpus())
-    named = (gpu.strip() for gpu in os.environ[VISIBLE].split(","))
-    # Like CUDA, which ignores everything from the first unknown entry on: `-1` or `NoDevFiles` hides all.
-    known = takewhile(lambda gpu: gpu.isdecimal() or gpu.startswith(("GPU-", "MIG-")), named)
-    return list(dict.fromkeys(known))
+    if VISIBLE in os.environ:
+        named = (gpu.strip() for gpu in os.environ[VISIBLE].split(","))
+        # Like CUDA, which ignores everything from the first unknown entry on: `-1` or `NoDevFiles` hides all.
+        return list(takewhile(lambda gpu: gpu.isdecimal() or gpu.startswith(("GPU-", "MIG-")), named))
+    listed = driver_gpus()
+    return [gpu.index if _numbers_agree(listed) else gpu.uuid for gpu in listed]
 
 
 def gpu_model() -> str:
-    """The name for the first GPU that this process may use, as the driver lists it; empty if that isn't certain."""
-    if not (visible := visible_gpus()):
-        return ""
-    names = driver_gpus()
-    possible = {names[visible[0]]} if visible[0] in names else set(names.values())
-    return possible.pop() if len(possible) == 1 else ""
+    """The name for the first GPU that this process may use, as the driver lists it; empty if unknown."""
+    return _of(gpus[0], driver_gpus()).name if (gpus := visible_gpus()) else ""
+
+
+def _numbers_agree(listed: list[Gpu]) -> bool:
+    """Whether a number is the same GPU for CUDA as for nvidia-smi, which skips the number of a lost card."""
+    counted = [gpu.index for gpu in listed] == [str(number) for number in range(len(listed))]
+    by_bus = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    return counted and not _sliced(listed) and (by_bus or len({gpu.name for gpu in listed}) <= 1)
+
+
+def _sliced(listed: list[Gpu]) -> bool:
+    return any(gpu.uuid.startswith("MIG-") for gpu in listed)
+
+
+def _of(identifier: str, listed: list[Gpu]) -> Gpu:
+    """The GPU with this index, UUID or UUID prefix; one without a name if that isn't certain."""
+    if identifier.isdecimal():
+        matches = [gpu for gpu in listed if gpu.index == identifier] if _numbers_agree(listed) else []
+    else:
+        matches = [gpu for gpu in listed if gpu.uuid.startswith(identifier)]
+    return matches[0] if len(matches) == 1 else Gpu(index="", uuid=identifier, name="")
 
 
 @contextmanager
 def claimed_gpus(count: int, folder: Path = SLOT_FOLDER) -> Iterator[list[str]]:
-    """Claim `count` GPUs and make them the only visible ones; wait while too few are free.
+    """Claim `count` GPUs and make them the only visible ones; wait while too few are free. They are of one model if possible.
 
     Without GPUs nothing is claimed; SnaketuneError if there are fewer than `count`, or several slices of cards are requested.
     """
@@ -86,23 +113,30 @@ def claimed_gpus(count: int, folder: Path = SLOT_FOLDER) -> Iterator[list[str]]:
     if count and not visible:
         yield []
         return
-    if count > len(visible):
-        raise SnaketuneError(
-            f"operation.gpus: the job requests {count} GPUs, but {len(visible)} can be used here; lower operation.gpus"
-        )
-    if count > 1 and any(gpu.startswith("MIG-") for gpu in visible):
-        raise SnaketuneError(
-            f"operation.gpus: {count} GPUs are requested, but this machine's GPUs are slices of cards (MIG), of which CUDA "
-            "shows a job only one; set operation.gpus: 1, or run it on whole cards"
-        )
+    listed = driver_gpus() if count else []
+    gpus: dict[str, Gpu] = {}
+    for identifier in visible:
+        # A GPU that is given twice has one slot.
+        if (gpu := _of(identifier, listed)) not in gpus.values():
+            gpus[identifier] = gpu
+    for known, where in ((visible, "this machine has"), (gpus, f"{VISIBLE} lists")):
+        if count > len(known):
+            raise SnaketuneError(
+                f"operation.gpus: the job requests {count} GPUs, {where} {len(known)}; lower operation.gpus"
+            )
+    groups = _candidate_groups(gpus, count, sliced=_sliced(listed))
+    folder.mkdir(parents=True, exist_ok=True)
     before = os.environ.get(VISIBLE)
     with ExitStack() as held:
+        claimed: list[str] = []
         waiting = False
-        while len(claimed := _claim(visible, count, folder, held)) < count:
-            if not waiting:
-                print(f"waiting for {count} of {len(visible)} GPUs to be free", flush=True)
-                waiting = True
-            time.sleep(SECONDS_BETWEEN_TRIES)
+        while len(claimed) < count:
+            claimed = next(filter(None, (_try_all(group, count, folder, held) for group in groups)), [])
+            if not claimed:
+                if not waiting:
+                    print(f"waiting for {count} of {len(gpus)} GPUs to be free", flush=True)
+                    waiting = True
+                time.sleep(SECONDS_BETWEEN_TRIES)
         # A job that requests no GPU sees none.
         os.environ[VISIBLE] = ",".join(claimed)
         try:
@@ -114,20 +148,56 @@ def claimed_gpus(count: int, folder: Path = SLOT_FOLDER) -> Iterator[list[str]]:
                 os.environ[VISIBLE] = before
 
 
-def _claim(gpus: list[str], count: int, folder: Path, held: ExitStack) -> list[str]:
-    """Lock `count` free slots until `held` is closed, or none, so that two jobs can't wait for each other's slots."""
+def _candidate_groups(gpus: dict[str, Gpu], count: int, *, sliced: bool) -> list[dict[str, Gpu]]:
+    """The groups to claim `count` GPUs from: those of one model that are large enough, otherwise all GPUs.
+
+    Args:
+        gpus: by identifier.
+        sliced: whether the machine has sliced cards (MIG).
+    """
+    if count <= 1:
+        return [gpus]
+    models: dict[str, dict[str, Gpu]] = {}
+    for identifier, gpu in gpus.items():
+        # With slices, a number may be that of one.
+        if not sliced or identifier.startswith("GPU-"):
+            models.setdefault(gpu.name, {})[identifier] = gpu
+    if enough := [models[name] for name in sorted(models) if len(models[name]) >= count]:
+        return enough
+    if sliced:
+        raise SnaketuneError(
+            f"operation.gpus: {count} GPUs are requested, but this machine's GPUs are slices of cards (MIG), of which CUDA "
+            "shows a job only one; set operation.gpus: 1, or run it on whole cards"
+        )
+    if len(models) > 1:
+        counts = ", ".join(f"{len(models[name])} {name or 'unknown'}" for name in sorted(models))
+        print(f"note: {count} GPUs of different models ({counts}): each step waits for the slowest", flush=True)
+    return [gpus]
+
+
+def _try_all(gpus: dict[str, Gpu], count: int, folder: Path, held: ExitStack) -> list[str]:
+    """Lock `count` free slots, or none, so that two jobs can't wait for each other's slots."""
     machine = "-".join([socket.gethostname(), *filter(None, [os.environ.get("SLURM_JOB_ID")])])
-    claimed: list[str] = []
     with ExitStack() as attempt:
-        for gpu in gpus:
-            name = f"{machine}-{re.sub(r'[^0-9A-Za-z]', '-', gpu)}.lock"
-            if len(claimed) < count and (slot := take(folder / name)):
-                attempt.callback(slot.release)
-                claimed.append(gpu)
-        if len(claimed) < count:
-            return []
-        held.enter_context(attempt.pop_all())
-    return claimed
+        claimed = []
+        for identifier, gpu in gpus.items():
+            if slot := _try_slot(folder, f"{machine}-{re.sub(r'[^0-9A-Za-z]', '-', gpu.uuid)}.lock"):
+                attempt.enter_context(slot)
+                claimed.append(identifier)
+            if len(claimed) == count:
+                held.enter_context(attempt.pop_all())
+                return claimed
+    return []
+
+
+def _try_slot(folder: Path, name: str) -> TextIO | None:
+    """Lock a slot if it is free. If the results' file system has no locks, the lock is in a temporary folder of this host."""
+    try:
+        return try_lock(folder / name)
+    except NoLocks:
+        host_folder = Path(tempfile.gettempdir()) / f"snaketune-gpus-{os.getuid()}"
+        host_folder.mkdir(mode=0o700, exist_ok=True)
+        return try_lock(host_folder / name)
 
 
 def gpu_findings(spec: Any, operation: Operation) -> list[Finding]:

@@ -7,7 +7,6 @@ the workers. Importing these modules doesn't import torch.
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -69,7 +68,6 @@ def launch(job: LoadedJob, work: WorkFolder) -> Outcome:
     if operation.launch != "single":
         write_launch_files(operation, work.state, cpu=not gpus)
     started = command(operation, job.path, work.state, sys.executable)
-    print("$", shlex.join(started), flush=True)
     with record_launch(work.state) as oom_kills:
         status = run_processes(started, environment(operation), step if operation.nodes > 1 else None)
     raise_if_preempted(work.state)
