@@ -80,7 +80,9 @@ def test_no_text_of_a_config_is_in_a_command(fresh, mark):
     said = fresh.snakemake("-n", "--printshellcmds")
     commands = [line.strip() for line in said.splitlines() if "python -m snaketune" in line]
     (training,) = (command for command in commands if "snaketune sft" in command)
-    assert training.endswith("python -m snaketune sft results/.jobs/sft/run.json 2>&1 | tee results/logs/sft/run.log")
+    assert training.endswith(
+        "python -m snaketune sft results/.jobs/sft/run.json 2>&1 | (trap '' INT HUP; tee results/logs/sft/run.log)"
+    )
     assert not [command for command in commands if "HACKED" in command]
     assert json.loads(fresh.read("results/.jobs/sft/run.json"))["tracking"]["wandb"]["entity"] == SAYS
     # This one is sent nowhere and doesn't know the variable.

@@ -11,7 +11,8 @@ from snaketune.interrupts import STATUS
 def test_ctrl_c_is_a_sentence_and_no_traceback(tmp_path):
     """Also while it waits for a lock, and when pressed twice."""
     script = (
-        "import sys, time\n"
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from snaketune.interrupts import install\ninstall()\n"
         "from pathlib import Path\nfrom snaketune.stages.host.locks import locked\n"
         "with locked(Path(sys.argv[1]), 'demo'):\n    print('held', flush=True); time.sleep(60)\n"

@@ -328,6 +328,8 @@ def test_a_worker_that_ignored_sigterm_while_importing_gets_it_again(tmp_path, n
     started = tmp_path / "started"
     outer = (
         "import os, signal, sys, threading, time, pathlib\n"
+        # The tests may run under nohup, or in the background of a shell.
+        "for number in (signal.SIGHUP, signal.SIGINT): signal.signal(number, signal.SIG_DFL)\n"
         "from snaketune.training.launch.processes import run_processes\n"
         "def terminate():\n"
         "    while not pathlib.Path(sys.argv[2]).exists(): time.sleep(0.05)\n"
@@ -348,6 +350,7 @@ def test_a_second_ctrl_c_ends_workers_at_once_and_nohup_lets_a_training_go_on(tm
     )
     launcher = (
         "import os, pathlib, signal, sys, threading, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from snaketune.interrupts import install\n"
         "install()\n"
         "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"

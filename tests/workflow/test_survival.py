@@ -57,14 +57,21 @@ def kill(needle: str, project) -> None:
             os.kill(number, signal.SIGKILL)
 
 
+def as_in_a_terminal() -> None:
+    """The tests may run under nohup, or in the background of a shell, which have signals ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def start_and_wait_for_checkpoint(project, target: str = SFT) -> subprocess.Popen:
     """Start Snakemake, as a terminal does it in a process group of its own, and wait for one more checkpoint."""
     pattern = f"results/.work/{target.split('/')[1]}/*/state/checkpoints/checkpoint-*/complete"
     before = set(project.folder.glob(pattern))
     with (project.folder / "first.log").open("w") as log:
         running = subprocess.Popen(
-            project.command(target), cwd=project.folder, stdout=log, stderr=log, env=environment(), process_group=0
-        )
+            project.command(target), cwd=project.folder, stdout=log, stderr=log, env=environment(), process_group=0,
+            preexec_fn=as_in_a_terminal,
+        )  # fmt: skip
     while not set(project.folder.glob(pattern)) - before:
         assert running.poll() is None, project.read("first.log")
         time.sleep(0.05)

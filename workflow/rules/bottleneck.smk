@@ -17,7 +17,7 @@ rule bottleneck:
     params:
         spec=spec_of("bottleneck"),
     message:
-        "bottleneck/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
+        line_of("bottleneck/{wildcards.name}")
     shell:
         "python -m snaketune bottleneck {input.job:q} 2>&1 | tee {log:q}"
 

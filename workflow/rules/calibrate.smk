@@ -18,7 +18,7 @@ rule calibrate:
     params:
         spec=spec_of("calibrate"),
     message:
-        "calibrate/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
+        line_of("calibrate/{wildcards.name}")
     shell:
         "trap '' TERM; python -m snaketune calibrate {input.job:q} 2>&1 | (trap '' INT HUP; tee {log:q})"
 

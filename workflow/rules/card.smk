@@ -17,6 +17,6 @@ rule card:
     params:
         spec=spec_of("card"),
     message:
-        "card/{wildcards.model}: at most {resources.runtime} min, {resources.mem}"
+        line_of("card/{wildcards.model}")
     shell:
         "python -m snaketune card {input.job:q} 2>&1 | tee {log:q}"

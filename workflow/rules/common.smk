@@ -6,7 +6,7 @@ from snaketune.snakemake_adapter.adapter import Adapter
 adapter = Adapter(workflow, config, rules, PACKAGE_ROOT)
 inputs_of, spec_of = adapter.inputs_of, adapter.spec_of
 threads_of, resources_of, group_of = adapter.threads_of, adapter.resources_of, adapter.group_of
-results_of = adapter.results_of
+results_of, line_of = adapter.results_of, adapter.line_of
 
 
 wildcard_constraints:

@@ -18,7 +18,7 @@ rule convert:
     params:
         spec=spec_of("convert"),
     message:
-        "convert/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
+        line_of("convert/{wildcards.name}")
     shell:
         "python -m snaketune convert {input.job:q} 2>&1 | tee {log:q}"
 

@@ -18,6 +18,6 @@ rule corpus:
     params:
         spec=spec_of("corpus"),
     message:
-        "corpus/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
+        line_of("corpus/{wildcards.name}")
     shell:
         "python -m snaketune corpus {input.job:q} 2>&1 | tee {log:q}"

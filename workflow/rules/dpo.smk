@@ -18,6 +18,6 @@ rule dpo:
     params:
         spec=spec_of("dpo"),
     message:
-        "dpo/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
+        line_of("dpo/{wildcards.name}")
     shell:
         "trap '' TERM; python -m snaketune dpo {input.job:q} 2>&1 | (trap '' INT HUP; tee {log:q})"

@@ -18,6 +18,6 @@ rule eval:
     params:
         spec=spec_of("eval"),
     message:
-        "eval/{wildcards.evaluation}/{wildcards.model}: at most {resources.runtime} min, {resources.mem}"
+        line_of("eval/{wildcards.evaluation}/{wildcards.model}")
     shell:
         "python -m snaketune eval {input.job:q} 2>&1 | tee {log:q}"

@@ -18,6 +18,6 @@ rule merge:
     params:
         spec=spec_of("merge"),
     message:
-        "merge/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
+        line_of("merge/{wildcards.name}")
     shell:
         "python -m snaketune merge {input.job:q} 2>&1 | tee {log:q}"

@@ -17,6 +17,6 @@ rule pack:
     params:
         spec=spec_of("pack"),
     message:
-        "pack/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
+        line_of("pack/{wildcards.name}")
     shell:
         "python -m snaketune pack {input.job:q} 2>&1 | tee {log:q}"

@@ -18,6 +18,6 @@ rule plan:
     params:
         spec=spec_of("plan"),
     message:
-        "plan/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
+        line_of("plan/{wildcards.name}")
     shell:
         "python -m snaketune plan {input.job:q} 2>&1 | tee {log:q}"

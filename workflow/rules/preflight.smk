@@ -20,6 +20,6 @@ rule preflight:
     params:
         spec=spec_of("preflight"),
     message:
-        "preflight/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
+        line_of("preflight/{wildcards.name}")
     shell:
         "python -m snaketune preflight {input.job:q} 2>&1 | tee {log:q}"

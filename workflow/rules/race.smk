@@ -18,6 +18,6 @@ rule race:
     params:
         spec=spec_of("race"),
     message:
-        "race/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
+        line_of("race/{wildcards.name}")
     shell:
         "python -m snaketune race {input.job:q} 2>&1 | tee {log:q}"

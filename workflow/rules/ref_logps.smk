@@ -18,6 +18,6 @@ rule ref_logps:
     params:
         spec=spec_of("ref_logps"),
     message:
-        "ref_logps/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
+        line_of("ref_logps/{wildcards.name}")
     shell:
         "python -m snaketune ref_logps {input.job:q} 2>&1 | tee {log:q}"

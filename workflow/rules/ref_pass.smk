@@ -18,6 +18,6 @@ rule ref_pass:
     params:
         spec=spec_of("ref_pass"),
     message:
-        "ref_pass/{wildcards.name}/{wildcards.part}: at most {resources.runtime} min, {resources.mem}"
+        line_of("ref_pass/{wildcards.name}/{wildcards.part}")
     shell:
         "python -m snaketune ref_pass {input.job:q} 2>&1 | tee {log:q}"

@@ -30,6 +30,6 @@ rule report:
     params:
         spec=spec_of("report"),
     message:
-        "report: at most {resources.runtime} min, {resources.mem}"
+        line_of("report")
     shell:
         "python -m snaketune report {input.job:q} 2>&1 | tee {log:q}"

@@ -18,6 +18,6 @@ rule sft:
     params:
         spec=spec_of("sft"),
     message:
-        "sft/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
+        line_of("sft/{wildcards.name}")
     shell:
         "trap '' TERM; python -m snaketune sft {input.job:q} 2>&1 | (trap '' INT HUP; tee {log:q})"

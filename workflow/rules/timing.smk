@@ -18,6 +18,6 @@ rule timing:
     params:
         spec=spec_of("timing"),
     message:
-        "timing/{wildcards.name}/{wildcards.variant}/{wildcards.repeat}: at most {resources.runtime} min, {resources.mem}"
+        line_of("timing/{wildcards.name}/{wildcards.variant}/{wildcards.repeat}")
     shell:
         "trap '' TERM; python -m snaketune timing {input.job:q} 2>&1 | (trap '' INT HUP; tee {log:q})"

@@ -18,6 +18,6 @@ rule tokenize:
     params:
         spec=spec_of("tokenize"),
     message:
-        "tokenize/{wildcards.name}/{wildcards.part}: at most {resources.runtime} min, {resources.mem}"
+        line_of("tokenize/{wildcards.name}/{wildcards.part}")
     shell:
         "python -m snaketune tokenize {input.job:q} 2>&1 | tee {log:q}"

@@ -18,6 +18,6 @@ rule tokenizer:
     params:
         spec=spec_of("tokenizer"),
     message:
-        "tokenizer/{wildcards.name}: at most {resources.runtime} min, {resources.mem}"
+        line_of("tokenizer/{wildcards.name}")
     shell:
         "python -m snaketune tokenizer {input.job:q} 2>&1 | tee {log:q}"

@@ -18,6 +18,6 @@ rule write:
     params:
         spec=spec_of("write"),
     message:
-        "write/{wildcards.name}/{wildcards.part}: at most {resources.runtime} min, {resources.mem}"
+        line_of("write/{wildcards.name}/{wildcards.part}")
     shell:
         "python -m snaketune write {input.job:q} 2>&1 | tee {log:q}"

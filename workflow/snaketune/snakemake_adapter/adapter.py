@@ -168,6 +168,12 @@ class Adapter:
         job file decides."""
         return lambda wildcards: json.dumps(self._job(stage, wildcards).plain_spec, sort_keys=True)
 
+    def line_of(self, job: str) -> str | None:
+        """Return what Snakemake prints of a job, with its wildcards, instead of a box of all that it has. None keeps the box:
+        on a cluster it names the partition and what is requested."""
+        sent = self.requests.site or self.links_inputs
+        return None if sent else f"{job}: at most {{resources.runtime}} min, {{resources.mem}}"
+
     def threads_of(self, stage: str) -> Callable[[Wildcards], int]:
         """Return a function for the CPUs of a job, per node; an error if it could never start."""
 
@@ -292,7 +298,7 @@ class Adapter:
                 f"results instead: snakemake {job.manifest}"
             )
         if self._runs:
-            take_driver_lock()
+            self._driver_lock = take_driver_lock()
         self.planner.write_job_files(dry_run=not self._runs)
 
     @property
