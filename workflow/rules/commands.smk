@@ -29,14 +29,14 @@ rule smoke:
     localrule: True
     conda:
         "../../envs/train.yaml"
-    threads: workflow.cores
     params:
         config=lambda wildcards: json.dumps(config),
         snakefile=workflow.main_snakefile,
+        cores=workflow.cores or "all",
     shell:
         "(python -m snaketune smoke results/smoke --config {params.config:q} && "
         "snakemake --snakefile {params.snakefile:q} --directory results/smoke --configfile $PWD/results/smoke/config.json "
-        "--cores {threads} && python -m snaketune smoke results/smoke) 2>&1 | tee {log:q}"
+        "--cores {params.cores} && python -m snaketune smoke results/smoke) 2>&1 | tee {log:q}"
 
 
 rule push:
