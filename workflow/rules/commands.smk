@@ -23,7 +23,7 @@ rule preview:
 
 
 rule smoke:
-    """Run the whole config on a few rows with small models, below results/smoke; docs/config says what that shows."""
+    """Run the whole config on a few rows with small models, below results/smoke; docs/diagnosing.md says what that shows."""
     log:
         "results/logs/smoke.log",
     localrule: True
@@ -32,11 +32,10 @@ rule smoke:
     params:
         config=lambda wildcards: json.dumps(config),
         snakefile=workflow.main_snakefile,
-        cores=workflow.cores or "all",
     shell:
         "(python -m snaketune smoke results/smoke --config {params.config:q} && "
         "snakemake --snakefile {params.snakefile:q} --directory results/smoke --configfile $PWD/results/smoke/config.json "
-        "--cores {params.cores} && python -m snaketune smoke results/smoke) 2>&1 | tee {log:q}"
+        "--cores all && python -m snaketune smoke results/smoke) 2>&1 | tee {log:q}"
 
 
 rule push:
