@@ -58,7 +58,7 @@ def prepared(job: dict[str, Any], folder: str) -> tuple[dict[str, torch.Tensor],
     operation = Execution(micro_batch_rows=1, gradient_checkpointing=False)
     run = TrainingRun.of(SftSpec.model_validate(job["spec"]), operation, started(folder))
     training = prepare_sft(run, pack, read_artifact(Path(tokenizer), "tokenizer"))
-    with pipeline.ready_trainer(training) as trainer:
+    with pipeline.ready_trainer(training) as (trainer, _):
         items, order = EqualTokens(open_rows(pack, "train")), list(trainer._get_train_sampler())
         per_step = run.spec.training.batch_rows
         steps = [order[at : at + per_step] for at in range(0, len(order), per_step)]

@@ -31,5 +31,6 @@ except ModuleNotFoundError as error:
 PACKAGE_ROOT = package_root(workflow, RULES, REVISION)
 set_shell_prefix(workflow, PACKAGE_ROOT)
 
-from snaketune.snakemake_adapter.adapter import check_config, set_default_target
+from snaketune.snakemake_adapter.adapter import set_default_target
+from snaketune.snakemake_adapter.checks import check_config
 from snaketune.stages.table import STAGES

@@ -42,8 +42,9 @@ def load(raw: dict[str, Any]) -> tuple[Workflow, Variants]:
     Raises:
         SnaketuneError: the config is invalid; one line per error with key, value found and what was expected.
     """
+    # These two before checks that would quote a secret.
     raw = apply_overrides(raw)
-    # Before checks that would quote a secret. `tracking` has stricter rules of its own.
+    # `tracking` has stricter rules of its own.
     key = find_secret({name: value for name, value in raw.items() if name != "tracking"})
     if key is not None:
         raise SnaketuneError(

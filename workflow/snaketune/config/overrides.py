@@ -32,7 +32,7 @@ def _put(config: dict[str, Any], whole: str, value: Any) -> None:
     rest = whole
     while rest:
         if not isinstance(section, dict | list):
-            raise SnaketuneError(f"{whole}: {'.'.join(path)} is {section!r}, which has no keys; expected a section")
+            raise SnaketuneError(f"{whole}: {'.'.join(path)} has no keys; expected a section")
         keys = [str(key) for key in (range(len(section)) if isinstance(section, list) else section)]
         # Names may contain a separator: the longest known one is meant.
         known = [key for key in keys if rest == key or rest.startswith((f"{key}.", f"{key}__"))]

@@ -42,7 +42,7 @@ def first_config(files: list[str], base: str) -> str:
     previews: dict[str, list[SourcePreview]] = defaultdict(list)
     for file in files:
         preview = preview_file(file, renderer)
-        if not preview.entry or preview.trouble:
+        if not preview.entry or preview.trouble or not (preview.rendered and len(preview.rendered.lengths)):
             reason = "; ".join(preview.trouble) or preview.undecided or "no row of it can be used"
             raise SnaketuneError(f"{file}: {reason}. Look at it first: python -m snaketune preview {file}")
         previews[preview.reading.kind].append(preview)
@@ -100,11 +100,9 @@ def _corpus(kind: str, previews: list[SourcePreview]) -> list[str]:
 
 
 def _template(folder: Path | None) -> list[str]:
-    given = folder and (
-        (folder / "chat_template.jinja").is_file()
-        or "chat_template" in (folder / "tokenizer_config.json").read_text(encoding="utf-8", errors="replace")
-    )
-    if given:
+    settings = folder and folder / "tokenizer_config.json"
+    given = folder and (folder / "chat_template.jinja").is_file()
+    if given or (settings and settings.is_file() and "chat_template" in settings.read_text("utf-8", errors="replace")):
         return []
     if folder:
         return [f"    chat_template: {SHIPPED_TEMPLATE}   # the model has none of its own"]

@@ -1,4 +1,4 @@
-"""What rules look up: jobs, inputs, resources and groups; whether results are current; and what is checked before a run."""
+"""What rules look up: jobs, inputs, resources and groups, and whether results are current."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,16 +25,15 @@ from snaketune.cluster.resources import MAX_JOBS, TURN, ResourceRequests
 from snaketune.cluster.site import read_site, site_file
 from snaketune.cluster.submission_check import check, wait_for_controller
 from snaketune.config.task_files import check_shipped_tasks
-from snaketune.config.yaml_values import check_file
 from snaketune.errors import SnaketuneError
 from snaketune.publishing.convert import find_converter
 from snaketune.publishing.push import pushed_jobs
-from snaketune.snakemake_adapter.driver_lock import take_driver_lock
+from snaketune.snakemake_adapter.checks import check_storage, plain_errors
 from snaketune.snakemake_adapter.package import PACKAGE, Error
 from snaketune.snakemake_adapter.slurm_executor import Partitions, check_account
+from snaketune.snakemake_adapter.stale_locks import remove_stale_locks
 from snaketune.stages.cache.status import made_from
 from snaketune.stages.host.launch_command import check_installed, check_limit, check_nodes, describe_launch
-from snaketune.stages.host.streams import escape_record
 from snaketune.stages.job import RESULTS, Job
 from snaketune.stages.links import check_link
 from snaketune.stages.planner import Planner
@@ -44,60 +42,6 @@ from snaketune.stages.table import STAGES
 # Snakemake imports this module in circles.
 if TYPE_CHECKING:
     from snakemake.workflow import Workflow
-
-DEFAULT_CONFIG = "config/config.yaml"
-
-
-@contextmanager
-def plain_errors() -> Iterator[None]:
-    """Turn errors of the package into those that Snakemake shows by their message alone."""
-    try:
-        yield
-    except SnaketuneError as error:
-        raise Error(str(error)) from None
-
-
-def check_config(workflow: Workflow, config: Mapping[str, Any]) -> None:
-    """Check config files and the `module` statement, before values of the config are used.
-
-    Raises:
-        Error: if a file isn't plain YAML, there is no config, or the paths of rules are moved.
-    """
-    # Messages quote configs, models and results of others.
-    logger.addFilter(escape_record)
-    moves = workflow.modifier.path_modifier
-    while moves is not None:
-        if moves.prefix or moves.modifies_prefixes:
-            raise Error(
-                "module: `prefix` and `replace_prefix` would change the paths of rules only, but jobs look for results and "
-                "work folders below results/ of the working directory; remove them, and run each config in another folder "
-                "(snakemake --directory)"
-            )
-        moves = moves.inner_modifier
-    # Those already read, by the command line or the Snakefile that uses this one as a module; and the one read next.
-    files = [Path(file) for file in workflow.configfiles]
-    if not (workflow.overwrite_configfiles or workflow.modifier.skip_configfile):
-        files.append(Path(DEFAULT_CONFIG))
-    with plain_errors():
-        for file in files:
-            check_file(file)
-    if workflow.overwrite_configfiles and not config:
-        raise Error(
-            f"there is no config: {', '.join(map(str, workflow.overwrite_configfiles))} is empty, or a `module` statement "
-            "doesn't pass it on (`config: config`)"
-        )
-
-
-def _check_storage(provider: str | None, prefix: str | None) -> None:
-    """Refuse a default storage other than the working directory on a shared volume (docs/platforms.md).
-
-    Otherwise manifests couldn't be read while planning, so stale results would be missed, and unfinished work not be found.
-    """
-    if provider != "fs" or Path(prefix or "").resolve() != Path.cwd():
-        raise Error(
-            f"--default-storage-provider {provider} --default-storage-prefix {prefix}: results have to be in the working "
-            f"directory, on a volume that all jobs share (fs, and {Path.cwd()}); see docs/platforms.md"
-        )
 
 
 class Adapter:
@@ -115,7 +59,7 @@ class Adapter:
         storage = workflow.storage_settings
         self.links_inputs = bool(storage and storage.default_storage_provider)
         if storage and self.links_inputs and self.plans:
-            _check_storage(storage.default_storage_provider, storage.default_storage_prefix)
+            check_storage(storage.default_storage_provider, storage.default_storage_prefix)
         self._sent_stages = set[str]()
         self._checked = set[str]()
         # Each is called once.
@@ -298,7 +242,7 @@ class Adapter:
                 f"results instead: snakemake {job.manifest}"
             )
         if self._runs:
-            self._driver_lock = take_driver_lock()
+            remove_stale_locks()
         self.planner.write_job_files(dry_run=not self._runs)
 
     @property
