@@ -61,7 +61,7 @@ def lines_of(error: ValidationError) -> list[str]:
 def _key(location: tuple[Any, ...]) -> str:
     """The key of an error as a user writes it."""
     models: list[type[Model]] = [Workflow]
-    names = []
+    names: list[str] = []
     for part in location:
         if named := [model for model in models if model.__name__ == part]:
             models = named
@@ -72,7 +72,8 @@ def _key(location: tuple[Any, ...]) -> str:
 
 
 def _lines(key: str, issues: list[Any]) -> list[str]:
-    lines, expected = [], []
+    lines: list[str] = []
+    expected: list[str] = []
     for issue in issues:
         match issue["type"]:
             case "extra_forbidden":

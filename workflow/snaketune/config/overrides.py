@@ -31,20 +31,21 @@ def _put(config: dict[str, Any], whole: str, value: Any) -> None:
     path: list[str] = []
     rest = whole
     while rest:
-        if not isinstance(section, dict | list):
+        listed = isinstance(section, list)
+        if not listed and not isinstance(section, dict):
             raise SnaketuneError(f"{whole}: {'.'.join(path)} has no keys; expected a section")
-        keys = [str(key) for key in (range(len(section)) if isinstance(section, list) else section)]
+        keys = [str(key) for key in (range(len(section)) if listed else section)]
         # Names may contain a separator: the longest known one is meant.
         known = [key for key in keys if rest == key or rest.startswith((f"{key}.", f"{key}__"))]
         name = max(known, key=len, default=SEPARATOR.split(rest, maxsplit=1)[0])
         rest = SEPARATOR.sub("", rest.removeprefix(name), count=1)
         names_entry = len(path) == 1 and path[0] in NAMED and rest
-        if not known and (names_entry or isinstance(section, list)):
+        if not known and (names_entry or listed):
             raise SnaketuneError(f"{whole}: there is no {name!r} in {'.'.join(path)}{unknown(name, keys)}")
-        key = int(name) if isinstance(section, list) else name
+        key: Any = int(name) if listed else name
         if not rest:
             section[key] = value
-        elif isinstance(section, dict):
+        elif not listed:
             section.setdefault(key, {})
         section = section[key]
         path.append(name)
