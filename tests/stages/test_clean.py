@@ -1,5 +1,6 @@
 """What results and unfinished work still use stays when old work is freed."""
 
+import shlex
 from pathlib import Path
 
 from snaketune.artifacts.manifest import write_manifest
@@ -16,6 +17,17 @@ def test_results_that_the_report_compares_with_are_retained(tmp_path: Path):
     write_manifest(results / "report/manifest.json", manifest)
     clean(results / ".work", remove=True)
     assert {path.name for path in (results / ".work").glob("*/*")} == {"aa", "bb"}
+
+
+def test_results_that_the_config_does_not_name_are_listed_with_the_command_that_removes_them(tmp_path: Path, capsys):
+    manifests = [tmp_path / f"results/sft/{name}/manifest.json" for name in ("new", "it's old")]
+    for manifest in manifests:
+        manifest.parent.mkdir(parents=True)
+        write_manifest(manifest, {"fingerprint": manifest.parent.name, "payload": {}, "records": {}})
+    clean(tmp_path / "results/.work", remove=True, named={manifests[0]})
+    assert all(manifest.is_file() for manifest in manifests)
+    printed = capsys.readouterr().out
+    assert shlex.quote(str(manifests[1].parent)) + " && snakemake clean_work" in printed and "sft/new" not in printed
 
 
 def test_rows_of_published_results_and_of_unfinished_work_are_retained(tmp_path: Path):

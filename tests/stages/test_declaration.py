@@ -75,9 +75,9 @@ def test_a_cost_may_follow_from_the_spec():
         kind, near_duplicates = "unpaired", None
 
     cost = STAGES["corpus"].cost
-    assert cost(Spec) == Cost(mb_per_gb=5000, minutes_per_gb=30)
+    assert cost(Spec) == Cost(mb_per_gb=5000, minutes_per_gb=30, disk_per_text=1)
     Spec.kind = "conversations"
-    assert cost(Spec) == Cost(mb_per_gb=1000, minutes_per_gb=30)
+    assert cost(Spec) == Cost(mb_per_gb=1000, minutes_per_gb=30, disk_per_text=1)
 
 
 @pytest.mark.parametrize("stage", STAGES)

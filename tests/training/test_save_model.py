@@ -211,7 +211,8 @@ def test_transformers_loads_a_result_as_the_trained_model(kinds, kind):
     dtype, loaded, result = EXPECTED[kind], kinds.loaded[kind], kinds.results[kind]
     assert loaded["dtypes"] == [f"torch.{dtype}"]
     assert loaded["config"] == f"torch.{dtype}"
-    assert json.loads((result.folder / "config.json").read_text())["dtype"] == dtype
+    config = json.loads((result.folder / "config.json").read_text())
+    assert config["dtype"] == dtype and config["use_cache"]
     assert result.manifest["saved_dtype"] == dtype
     assert loaded["wrong"] == {}
     plain, trained = load_file(result.folder / "plain.safetensors")["logits"], kinds.logits[kind]

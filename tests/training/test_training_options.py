@@ -78,6 +78,17 @@ def test_an_option_resumes_exactly_and_matters(option, rows, tmp_path, monkeypat
         assert path.read_bytes() == (tmp_path / "resumed" / path.relative_to(tmp_path / "straight")).read_bytes()
 
 
+def test_no_step_of_a_warm_up_has_a_rate_of_zero(rows, tmp_path):
+    """Two steps have the full rate, and the decay after them is transformers'."""
+    outcome = train(tmp_path, rows, spec(epochs=5, warmup_fraction=0.2, learning_rate=1e-3, schedule="linear"))
+    rates, warmup = [entry["learning_rate"] for entry in outcome.run["history"]], math.ceil(0.2 * outcome.counts["steps"])
+    steps = outcome.counts["steps"]
+    assert warmup > 2 and len(rates) == steps
+    rising = [(step + 1) / warmup for step in range(warmup)]
+    falling = [(steps - step) / (steps - warmup) for step in range(warmup, steps)]
+    assert rates == pytest.approx([1e-3 * share for share in rising + falling])
+
+
 def test_rows_in_order_resume_exactly(rows, tmp_path, monkeypatch):
     in_order = copy(rows)
     in_order.order = "length"

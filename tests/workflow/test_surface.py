@@ -121,6 +121,9 @@ def test_every_recipe_plans(recipe, tmp_path):
     # A line for each job, and what all take.
     lines, jobs = said.splitlines(), sum(int(count) for count in re.findall(r"^total +(\d+)", said, re.MULTILINE)[:1])
     (total,) = (line for line in lines if line.startswith("in all"))
+    assert any(re.fullmatch("stage +jobs +hours +GPU hours +memory GB +disk GB", line) for line in lines)
+    # Each trains a model of 23M parameters at least.
+    assert float(total.split()[-1]) >= 0.1
     assert int(total.split()[2]) == jobs - 1 == len([line for line in lines if re.match(r"Job \d", line)]) - 1
     assert len(lines) < 30 + 5 * jobs
 
@@ -147,6 +150,15 @@ def test_several_nodes_are_planned_anywhere_and_refused_before_anything_runs_wit
     # Targets that don't need them are made.
     fresh.snakemake("results/corpus/chat/manifest.json")
     assert (fresh.folder / "results/corpus/chat/manifest.json").is_file()
+
+
+def test_a_run_is_a_line_per_job_and_ends_with_what_it_made(finished):
+    lines = (finished.folder.parent / "micro.log").read_text(encoding="utf-8").splitlines()
+    assert not [line for line in lines if line.startswith(("Select jobs", "Execute ", "Finished jobid", "sample"))]
+    ending = "\n".join(lines[-15:])
+    assert "dpo:run is better than" in ending or "No significant difference" in ending or "dpo:run is worse" in ending
+    assert re.search(r"^ +sft:run +dpo:run$", ending, re.MULTILINE)
+    assert "\nreport  results/report/pages/index.html\nmodel   results/dpo/run/model\nchat    python " in ending
 
 
 def test_a_second_run_has_nothing_to_do(finished):

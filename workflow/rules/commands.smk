@@ -54,14 +54,17 @@ rule push:
 
 
 rule clean_work:
-    """Remove old work folders, and print what that frees; those that current results came from are retained."""
+    """Remove old work folders, and print what that frees; those that current results came from are retained. Results that the
+    config doesn't name are listed."""
     log:
         "results/logs/clean_work.log",
     localrule: True
     conda:
         "../../envs/data.yaml"
+    params:
+        config=lambda wildcards: json.dumps(config),
     shell:
-        "python -m snaketune clean --remove 2>&1 | tee {log:q}"
+        "python -m snaketune clean --remove --config {params.config:q} 2>&1 | tee {log:q}"
 
 
 rule accept_code:

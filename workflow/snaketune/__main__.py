@@ -35,13 +35,13 @@ def main(arguments: list[str] | None = None) -> int:
     quiet_libraries()
     # A shell that waits for a training ignores SIGTERM, and child processes would inherit that.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if options.command != "preview":
-        print("$ python -m snaketune", shlex.join(words), flush=True)
     try:
         return _run_command(options)
     except SnaketuneError as error:
         # Libraries repeat URLs in their messages, which may hold a password.
         print(f"error: {without_secrets(str(error))}", file=sys.stderr)
+        if options.command in STAGES:
+            print(f"to run this job by hand: python -m snaketune {shlex.join(words)}", file=sys.stderr)
     except BrokenPipeError:
         # The output was cut off, by `| head` for example; the rest of the buffer is discarded.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -75,7 +75,14 @@ def _run_command(options: argparse.Namespace) -> int:
         case "clean":
             from snaketune.stages.cache.clean import clean
 
-            clean(WORK_ROOT, remove=options.remove)
+            named: list[Path] = []
+            if options.config:
+                from snaketune.config.load import load
+                from snaketune.stages.graph import JobGraph
+
+                jobs = JobGraph(*load(json.loads(options.config))).jobs.values()
+                named = [Path(job.manifest) for job in jobs]
+            clean(WORK_ROOT, remove=options.remove, named=set(named))
         case "check":
             for file in options.files:
                 check_file(file)
@@ -177,6 +184,9 @@ def _parser() -> argparse.ArgumentParser:
     smoke.add_argument("--config", metavar="JSON", help="the whole config, to write the run")
     clean = commands.add_parser("clean", help="list old work folders and what removing them frees, or remove them")
     clean.add_argument("--remove", action="store_true", help="remove them; without this, only list them")
+    clean.add_argument(
+        "--config", metavar="JSON", help="the whole config: also list published results that it doesn't name"
+    )
     export = commands.add_parser(
         "export-ref-logps", help="pairs with their reference log-probabilities, for TRL's DPOTrainer"
     )

@@ -41,6 +41,10 @@ AROUND_MB = 500
 # The data jobs of a config count as short up to this many bytes of text.
 SMALL = 200 * MB
 COMPUTING_THREADS = 8
+# Bytes per trained parameter: of weights in float32, and of a checkpoint, which has AdamW's two averages too.
+WEIGHTS, CHECKPOINT = 4, 12
+# The parameters of adapters with a high rank, as a share of the model's.
+ADAPTERS = 0.05
 # Added to a time that was measured or computed from tokens, for a busy node or a slow disk.
 MARGIN_MINUTES = 4.5
 # The size in a model's name, such as Qwen2.5-7B.
@@ -91,10 +95,23 @@ class Estimates:
             self._corpora[job.manifest] = sizes
         return self._corpora[job.manifest]
 
+    def disk(self, job: Job) -> tuple[float, float]:
+        """The bytes of a job's result; and of its checkpoints, which it removes: a new one is written beside the last, as are
+        the weights of the best measurement."""
+        cost, parameters = _cost(job), parameters_of(_base(job))
+        lora, training = getattr(job.spec, "lora", None), getattr(job.spec, "training", None)
+        trained = parameters * ADAPTERS if lora else parameters
+        saved = trained if lora and lora != "continued" and not lora.merge else parameters
+        result = cost.disk_per_parameter * saved
+        if isinstance(cost, Cost):
+            result += cost.disk_per_text * self._text(job) / getattr(job.spec, "parts", 1)
+        if not (training and cost.disk_per_parameter):
+            return result, 0.0
+        return result, (2 * CHECKPOINT + (2 * WEIGHTS if training.selects else 0)) * trained
+
     def _alone(self, job: Job) -> tuple[int, int, int]:
         """The threads, the memory in MB and the minutes of one job."""
-        computes, cost = STAGES[job.stage].gpu, STAGES[job.stage].cost
-        cost = cost(job.spec) if callable(cost) else cost
+        computes, cost = STAGES[job.stage].gpu, _cost(job)
         measured = read_json(job.run, {})
         if isinstance(cost, ModelCost):
             threads, mem_mb, minutes = self._computing(job, cost, measured.get("tokens_per_second_median"))
@@ -169,6 +186,11 @@ def _width(base: Pretrained | Scratch | None) -> int:
     if isinstance(base, Scratch):
         return base.hidden_size
     return (read_json(f"{base.path}/config.json", {}).get("hidden_size") or 0) if base else 0
+
+
+def _cost(job: Job) -> Cost | ModelCost:
+    cost = STAGES[job.stage].cost
+    return cost(job.spec) if callable(cost) else cost
 
 
 def _base(job: Job) -> Pretrained | Scratch | None:

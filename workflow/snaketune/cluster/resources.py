@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from shutil import disk_usage
 from typing import NamedTuple
 
 from snaketune.cluster.estimates import Estimates
@@ -93,17 +94,23 @@ class ResourceRequests:
 
     def summary(self, jobs: Iterable[Job]) -> str:
         """A table of what jobs take at most, by stage and in all, one after the other: time and GPU time in hours, the memory
-        of the largest job."""
-        by_stage: dict[str, list[ResourceRequest]] = {}
+        of the largest job, and disk space, with the checkpoints of one job at a time. It ends with a note if there is less."""
+        by_stage: dict[str, list[Job]] = {}
         for job in jobs:
-            by_stage.setdefault(job.stage, []).append(self.alone(job))
-        together = [request for requests in by_stage.values() for request in requests]
-        lines = [f"{'stage':<12}{'jobs':>6}{'hours':>9}{'GPU hours':>11}{'GB':>8}"]
-        for stage, requests in [*by_stage.items(), ("in all", together)]:
+            by_stage.setdefault(job.stage, []).append(job)
+        together = [job for stage in by_stage.values() for job in stage]
+        lines, disk = [f"{'stage':<12}{'jobs':>6}{'hours':>9}{'GPU hours':>11}{'memory GB':>11}{'disk GB':>9}"], 0.0
+        for stage, alike in [*by_stage.items(), ("in all", together)]:
+            requests = [self.alone(job) for job in alike]
+            results, checkpoints = zip(*map(self.estimates.disk, alike))
+            disk = (sum(results) + max(checkpoints)) / 1e9
             minutes = sum(request.runtime for request in requests)
             gpu_minutes = sum(request.runtime * request.gpus * request.nodes for request in requests)
             memory = max(request.mem_mb for request in requests) / 1000
-            lines.append(f"{stage:<12}{len(requests):>6}{minutes / 60:>9.1f}{gpu_minutes / 60:>11.1f}{memory:>8.1f}")
+            hours = f"{minutes / 60:>9.1f}{gpu_minutes / 60:>11.1f}"
+            lines.append(f"{stage:<12}{len(requests):>6}{hours}{memory:>11.1f}{disk:>9.1f}")
+        if disk > (free := disk_usage(".").free / 1e9):
+            lines.append(f"note: {free:.1f} GB of disk space are free here")
         return "\n".join(lines)
 
     def alone(self, job: Job) -> ResourceRequest:

@@ -18,7 +18,7 @@ STAGE = Stage(
     libraries=libraries.of_corpus,
     # Pairing completions and comparing near duplicates need the whole corpus in memory.
     cost=lambda spec: Cost(
-        mb_per_gb=5000 if spec.kind == "unpaired" or spec.near_duplicates else 1000, minutes_per_gb=30
+        mb_per_gb=5000 if spec.kind == "unpaired" or spec.near_duplicates else 1000, minutes_per_gb=30, disk_per_text=1
     ),
     group="data",
     in_report=True,

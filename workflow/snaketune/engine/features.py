@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -71,23 +72,27 @@ class Options:
     """What a training does beyond transformers' TrainingArguments.
 
     Attributes:
+        log_prefix: of each line about steps, to tell them from those of other trainings on the same terminal.
         compile: whether layers are compiled; `auto` compiles where that pays.
         offload: whether activations that the backward pass needs are moved to host memory.
         muon: whether Muon updates the matrices, and AdamW all else.
         loraplus_lr_ratio: of LoRA+: how much higher the learning rate of the adapters' second matrices is.
         neftune_noise_alpha: strength of the noise on embeddings, see `engine.embedding_noise`.
         eva: whether adapters begin with the main directions of their layers' inputs, see `engine.eva`.
+        skip_rate_zero: whether a warm-up begins above a learning rate of zero, at which the first step would change nothing.
         ema: decay of the moving average of the weights; None for none.
         launch, zero_stage: how processes share the model: `ddp`, `fsdp` or `deepspeed`; checked once the model is prepared.
         check_lock: raises if another process has taken over the folder of the checkpoints.
     """
 
+    log_prefix: str = ""
     compile: Literal["auto"] | bool = False
     offload: bool = False
     muon: bool = False
     loraplus_lr_ratio: float | None = None
     neftune_noise_alpha: float | None = None
     eva: bool = False
+    skip_rate_zero: bool = False
     ema: float | None = None
     launch: str = "ddp"
     zero_stage: int | None = None
@@ -235,6 +240,17 @@ class TrainingFeatures(TrainerCallback):
         optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
         self.groups = [list(group["params"]) for group in optimizer.param_groups]
         return optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
+        """The Trainer's schedule; with `skip_rate_zero` its warm-up is one step ahead, so that two steps have the full rate."""
+        if self.lr_scheduler is not None:
+            return self.lr_scheduler
+        schedule = super().create_scheduler(num_training_steps, optimizer)
+        warmup = self.args.get_warmup_steps(num_training_steps) if self.options.skip_rate_zero else 0
+        if warmup and isinstance(schedule, LambdaLR):
+            ahead = [lambda step, share=share: share(step + (step < warmup)) for share in schedule.lr_lambdas]
+            self.lr_scheduler = schedule = LambdaLR(schedule.optimizer, ahead)
+        return schedule
 
     def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
         """Complete the line of a training: its mean loss over all processes, throughput, and the meter's means."""

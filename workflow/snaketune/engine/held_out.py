@@ -252,7 +252,8 @@ class HeldOut(TrainerCallback):
         point = points(state.log_history)[-1]
         facts = ", ".join(f"{name} {point[name]:.4g}" for name in SHOWN if name in point)
         compared = f"  (best before: {best[metric]:.4g} at step {best['step']})" if best else ""
-        print(f"step {point['step']}/{state.max_steps}  held out: {facts}{compared}", flush=True)
+        step = f"{self.trainer.options.log_prefix}step {point['step']}/{state.max_steps}"
+        print(f"{step}  held out: {facts}{compared}", flush=True)
         for number, answer in enumerate(answers, start=1):
             if self.measurements == 1:
                 print(f"    prompt {number}: {answer['prompt']!r}", flush=True)

@@ -186,7 +186,9 @@ def time_left(seconds: float) -> str:
 class LogCallback(TrainerCallback):
     """Prints a line per log step, others where steps are slow, and stops a training whose launcher has died."""
 
-    def __init__(self):
+    def __init__(self, prefix: str = ""):
+        """Args: prefix: of each line."""
+        self.prefix = prefix
         # Number and end time of this process's first step, which is slower than the others.
         self.warm: tuple[int, float] | None = None
         self.printed = time.monotonic()
@@ -221,7 +223,8 @@ class LogCallback(TrainerCallback):
         self._print(log_line(logs, state.global_step, state.max_steps), self._remaining_s(state))
 
     def _print(self, line: str, remaining: float | None) -> None:
-        print(line if remaining is None else f"{line}  {time_left(remaining)} left", flush=True)
+        left = "" if remaining is None else f"  {time_left(remaining)} left"
+        print(f"{self.prefix}{line}{left}", flush=True)
         self.printed = time.monotonic()
 
     def _remaining_s(self, state: TrainerState) -> float | None:

@@ -15,7 +15,7 @@ STAGE = Stage(
     inputs={"plan": exactly_one("plan"), "tokens": any_number("tokenize"), "corpus": any_number("corpus")},
     transitive=("tokens",),
     libraries=libraries.always("pyarrow"),
-    cost=Cost(mb_per_gb=300, minutes_per_gb=10),
+    cost=Cost(mb_per_gb=300, minutes_per_gb=10, disk_per_text=2),
     group="data",
     array=True,
     in_report=True,

@@ -29,7 +29,7 @@ STAGE = Stage(
     payload="gguf",
     inputs={"model": exactly_one("sft", "dpo", "merge", entries=("spec.trust_remote_code",))},
     # The converter processes one tensor after the other in memory.
-    cost=Cost(mb=2000, minutes=5, bytes_per_parameter=4, minutes_per_billion=3),
+    cost=Cost(mb=2000, minutes=5, bytes_per_parameter=4, minutes_per_billion=3, disk_per_parameter=2),
     # The result depends on the converter that is installed when it runs.
     measures=True,
     jobs=convert_jobs,

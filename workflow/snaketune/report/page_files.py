@@ -26,8 +26,9 @@ from snaketune.report.data.races import races_of
 from snaketune.report.data.results import ResultSet
 from snaketune.report.data.samples import Sample, answers_while_training, choose, dropped_examples, tokenized_rows
 from snaketune.report.html import render
+from snaketune.report.judge.ending import ending
 from snaketune.report.judge.findings import groups, steps
-from snaketune.report.judge.headline import collect_findings, headline, judged_lineage
+from snaketune.report.judge.headline import Headline, collect_findings, headline, judged_lineage
 from snaketune.report.pages import pages_for, side_by_side_files
 from snaketune.report.text import clean
 from snaketune.stages.cache.work_folders import WorkFolder
@@ -59,7 +60,8 @@ def write_pages(spec: ReportSpec, work: WorkFolder, results: ResultSet, earlier:
     counts = {"results": {stage: len(results.of(stage)) for stage in sorted(results.stages)}}
     # The clean target keeps the work folders of compared results.
     compared_work = {"compared": earlier.fingerprints} if earlier.others else {}
-    return Outcome(counts=counts, about=variants.best_entry(pages.variants) | compared_work)
+    about = variants.best_entry(pages.variants) | compared_work | {"ending": ending(results, pages.headline)}
+    return Outcome(counts=counts, about=about)
 
 
 def _write(path: Path, text: str) -> None:
@@ -125,11 +127,17 @@ class Pages:
             made["compare"] = self.earlier.chart(styles)
         return made | data_charts(results)
 
+    @cached_property
+    def lineage(self) -> list[str]:
+        return judged_lineage(self.results, self.variants.best)
+
+    @cached_property
+    def headline(self) -> Headline:
+        return headline(self.results, self.lineage)
+
     def _index(self) -> dict[str, Any]:
-        results, best = self.results, self.variants.best
-        lineage = judged_lineage(results, best)
-        top = headline(results, lineage)
-        findings = collect_findings(results, lineage, top.verdicts, self.variants, self.earlier.runs)
+        results, best, top = self.results, self.variants.best, self.headline
+        findings = collect_findings(results, self.lineage, top.verdicts, self.variants, self.earlier.runs)
         return {
             "headline": top,
             "cards": list(cards(results)),

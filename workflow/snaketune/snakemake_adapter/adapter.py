@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import logging
 import os
 import shutil
 import sys
@@ -17,6 +18,7 @@ from snakemake.io import ancient, directory
 from snakemake.iocontainers import Wildcards
 from snakemake.logging import logger
 from snakemake.settings.types import DAGSettings, DeploymentMethod, RerunTrigger
+from snakemake_interface_logger_plugins.common import LogEvent
 
 from snaketune.cluster import sbatch
 from snaketune.cluster.job_endings import unfinished
@@ -29,6 +31,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.publishing.convert import find_converter
 from snaketune.publishing.push import pushed_jobs
 from snaketune.snakemake_adapter.checks import check_storage, plain_errors
+from snaketune.snakemake_adapter.ending import ending_lines
 from snaketune.snakemake_adapter.package import PACKAGE, Error
 from snaketune.snakemake_adapter.slurm_executor import Partitions, check_account
 from snaketune.snakemake_adapter.stale_locks import remove_stale_locks
@@ -80,6 +83,8 @@ class Adapter:
         # In a group's job, trainings and evaluations run one after the other. Each group's job has one turn.
         if self.requests.site:
             workflow.register_resource(TURN, 1)
+        if not self._sends:
+            logger.addFilter(is_news)
         # Snakemake has no hook for the end of a dry run.
         atexit.register(self._print_estimates)
 
@@ -115,8 +120,7 @@ class Adapter:
     def line_of(self, job: str) -> str | None:
         """Return what Snakemake prints of a job, with its wildcards, instead of a box of all that it has. None keeps the box:
         on a cluster it names the partition and what is requested."""
-        sent = self.requests.site or self.links_inputs
-        return None if sent else f"{job}: at most {{resources.runtime}} min, {{resources.mem}}"
+        return None if self._sends else f"{job}: at most {{resources.runtime}} min, {{resources.mem}}"
 
     def threads_of(self, stage: str) -> Callable[[Wildcards], int]:
         """Return a function for the CPUs of a job, per node; an error if it could never start."""
@@ -246,6 +250,11 @@ class Adapter:
         self.planner.write_job_files(dry_run=not self._runs)
 
     @property
+    def _sends(self) -> bool:
+        """Whether jobs run elsewhere, so that what they print isn't seen here."""
+        return bool(self.requests.site or self.links_inputs)
+
+    @property
     def _dag_settings(self) -> DAGSettings:
         """The options that choose jobs. Snakemake has none for commands that build no graph, and these look up nothing."""
         settings = self.workflow.dag_settings
@@ -371,10 +380,16 @@ class Adapter:
                 logger.error(line)
 
     def on_success(self) -> None:
-        """Log the stale jobs that Snakemake skipped though no option excludes them."""
+        """Log the stale jobs that Snakemake skipped though no option excludes them; and, after a report, what was made."""
         settings = self._dag_settings
         if not (settings.until or settings.omit_from) and (not_run := self.planner.not_run()):
             logger.warning(f"stale, and not run: {', '.join(not_run)}; run again")
+        report = self.graph.job("report", "")
+        if report.manifest in self._outputs_of_this_run:
+            for line in ending_lines(
+                report, Path(os.path.relpath(self.package_root.parent / "resources/serve/chat.py"))
+            ):
+                logger.info(line)
 
     def _print_estimates(self) -> None:
         """Print what the jobs of a dry run would take, and how many SLURM jobs it would submit."""
@@ -385,6 +400,12 @@ class Adapter:
         names = sorted(self.requests.submissions(self._sent_stages))
         if names:
             print(f"As {len(names)} SLURM jobs: {', '.join(names)}.", file=sys.stderr)
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """A filter of Snakemake's log that drops what the line of a job, what the job prints, and the count of steps say too."""
+    repeated = getattr(record, "event", None) in (LogEvent.JOB_STARTED, LogEvent.JOB_FINISHED)
+    return not repeated and record.msg != "Select jobs to execute..."
 
 
 def set_default_target(workflow: Workflow, rules: Rules) -> None:

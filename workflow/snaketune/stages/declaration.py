@@ -59,6 +59,8 @@ class Cost:
     threads: int = 1
     bytes_per_parameter: int = 0  # of its model
     minutes_per_billion: int = 0
+    disk_per_text: float = 0  # bytes of the result, per byte of text
+    disk_per_parameter: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,7 @@ class ModelCost:
 
     # Per parameter and token: 2 for a forward pass, 6 for forward and backward, 0 if time doesn't depend on tokens.
     flops: int
+    disk_per_parameter: int = 0  # bytes of the result
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,8 @@ JOBS = RESULTS / ".jobs"
 # Files of jobs that a dry run plans differently: a run in progress may still read the files of the last run.
 DRY_RUN = JOBS / ".dry-run"
 LOCK = ".lock"
+# The reason of a job that the command line forces: it computes, though its result exists.
+FORCED = "forced"
 # 2000-01-01, before any result.
 LONG_AGO = 946_684_800
 # Locks that this process holds until it ends.

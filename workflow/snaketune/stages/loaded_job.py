@@ -23,7 +23,7 @@ from snaketune.stages.cache.fingerprint import Key
 from snaketune.stages.declaration import Stage
 from snaketune.stages.host.gpus import visible_gpus
 from snaketune.stages.job import result_at
-from snaketune.stages.job_files import issues_of, read_job_file
+from snaketune.stages.job_files import FORCED, issues_of, read_job_file
 from snaketune.stages.races import ending_at, paused_at
 from snaketune.stages.table import STAGES
 from snaketune.suggestions import unknown
@@ -44,6 +44,7 @@ class LoadedJob:
         artifacts, files: inputs by role. Manifests hold what the fingerprint counts.
         device: kind of device that it computes on, if it does. Kinds share neither results nor unfinished work.
         paused_at: the share of its steps at which its race has paused it, where its spec ends; None if it hasn't.
+        forced: whether it computes even if its result exists.
         digest: of what the job file and the race's decision say.
     """
 
@@ -59,6 +60,7 @@ class LoadedJob:
     files: dict[str, list[Path]] = field(default_factory=dict)
     device: str = ""
     paused_at: float | None = None
+    forced: bool = False
     digest: str = ""
 
     @cached_property
@@ -115,6 +117,7 @@ def read_job(path: Path) -> LoadedJob:
         files=files,
         device=("cuda" if operation.gpus and visible_gpus() else "cpu") if stage.gpu else "",
         paused_at=share,
+        forced=FORCED in job.stale,
         digest=digest_json([job.model_dump(mode="json", exclude={"stale", "planned"}), share]),
     )
 

@@ -14,6 +14,7 @@ from snaketune.stages.graph import JobGraph
 from snaketune.stages.job import Job
 from snaketune.stages.job_files import (
     DRY_RUN,
+    FORCED,
     JobFile,
     changed_at,
     job_file_of,
@@ -139,7 +140,7 @@ class Planner:
         above = tuple(
             f"{upstream.key} isn't current" for upstream in _decisive(job) if not self.results.of(upstream).current
         )
-        return status.why or above or ("forced",)
+        return (*(status.why or above), *([FORCED] if self.results.is_forced(job) else []))
 
 
 def _decisive(job: Job) -> list[Job]:

@@ -81,10 +81,12 @@ def build_once(job: LoadedJob, build: Callable[[WorkFolder], Outcome], work_root
 
     def publish_cached(cached: WorkFolder, result: Artifact, described: dict[str, Any]) -> None:
         origin = f"{out} is the result of {cached.made_at()} ({cached.folder.name})"
+        origin += f"; its log is {cached.log}" if cached.log.is_file() else ""
         print(f"{stage.name}: nothing to compute; {origin}", flush=True)
         publish(result, cached, claim, stage.payload, described)
 
-    if not stage.measures and not work.manifest.is_file():
+    reuses = not (stage.measures or job.forced)
+    if reuses and not work.manifest.is_file():
         # Results that count as the same: made with accepted code, or with these versions before they counted.
         for other in (key, *equivalent):
             read = inputs if other is key else read_artifacts(job.artifacts, other.by) | external
@@ -104,11 +106,15 @@ def build_once(job: LoadedJob, build: Callable[[WorkFolder], Outcome], work_root
         work = replace(work, lease=lease)
         # Files may have changed while their digests were computed, or while another process held the folder.
         attempt.check_files()
-        if not stage.measures and (result := work.result()):
+        if reuses and (result := work.result()):
             work.check_held()
             publish_cached(work, result, requested)
             return
         started = time.time()
+        if job.forced and work.manifest.is_file():
+            # A snapshot has kept its last checkpoint, from which nothing would be computed.
+            work.manifest.unlink()
+            work.discard()
         work.start()
         snapshots = (fingerprint(replace(key, spec=spec), inputs, counted_versions) for spec in job.snapshot_specs())
         work.resume_from(WorkFolder(work_root / stage.name / snapshot) for snapshot in snapshots)
@@ -136,6 +142,7 @@ def build_once(job: LoadedJob, build: Callable[[WorkFolder], Outcome], work_root
             **({"resumed_from_versions": older} if older else {}),
         }
         work.finish(manifest, _run_facts(started, elapsed()) | outcome.run, job.is_snapshot)
+        work.keep_log(Path(f"{work_root.parent}/logs/{os.path.relpath(out, work_root.parent)}.log"), started)
         print(f"{stage.name}: made {out} in {time.time() - started:.1f} s", flush=True)
         work.check_held()
         publish(Artifact(work.manifest, manifest, work.finished), work, claim, stage.payload, requested)

@@ -79,9 +79,6 @@ def tokenize_part(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tok
         raise SnaketuneError(
             f"{first}. Or list and drop such rows: tokenizers.NAME.on_template_error: quarantine"
         ) from None
-    for sample in samples:
-        shown = "".join(f"⟦{text}⟧" if supervised else text for text, supervised in sample)
-        print(f"sample, with supervised text in brackets: {shown}", flush=True)
     return Outcome(
         counts=counts,
         about={

@@ -14,7 +14,7 @@ STAGE = Stage(
     job_name="{name}/{part}",
     inputs={"corpus": exactly_one("corpus"), "tokenizer": exactly_one("tokenizer")},
     libraries=libraries.always("tokenizers", "transformers", "jinja2", "pyarrow"),
-    cost=Cost(mb_per_gb=300, minutes_per_gb=30),
+    cost=Cost(mb_per_gb=300, minutes_per_gb=30, disk_per_text=1.2),
     group="data",
     array=True,
     in_report=True,

@@ -34,7 +34,7 @@ STAGE = Stage(
     libraries=libraries.of_training,
     operation=(*TRAINING, "share_kernels"),
     launcher="snaketune.training.launch.oom_retry",
-    cost=ModelCost(flops=6),
+    cost=ModelCost(flops=6, disk_per_parameter=4),
     group="models",
     in_report=True,
 )

@@ -18,7 +18,7 @@ STAGE = Stage(
     files=("base",),
     libraries=libraries.always("torch", "transformers", "peft"),
     # The average and one model in float32.
-    cost=Cost(mb=2000, minutes=5, bytes_per_parameter=10, minutes_per_billion=2),
+    cost=Cost(mb=2000, minutes=5, bytes_per_parameter=10, minutes_per_billion=2, disk_per_parameter=4),
 )
 
 

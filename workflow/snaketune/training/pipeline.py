@@ -131,6 +131,8 @@ def make_trainer(training: PreparedTraining, model: torch.nn.Module, compute: Co
     items = len(EqualTokens(rows)) if isinstance(rows, PackedRows) else len(rows)
     average, lora = spec.training.average, spec.lora
     options = Options(
+        log_prefix=f"{run.tracked.name}: " if run.tracked else "",
+        skip_rate_zero=True,
         compile=spec.training.compile,
         offload=run.offloads,
         muon=spec.training.optimizer == MUON,
@@ -319,7 +321,7 @@ def fit(trainer: TrainingFeatures, run: TrainingRun, first_line: Callable[[], st
     if until := run.spec.training.until:
         # Before the log's, so that its last step has a line.
         trainer.add_callback(EndOfSnapshot(until))
-    trainer.add_callback(LogCallback())
+    trainer.add_callback(LogCallback(trainer.options.log_prefix))
     if is_main:
         remove_incomplete(run.checkpoints)
         remove_incomplete(run.best)

@@ -77,6 +77,8 @@ def save_trained(trainer: Any, training: Any) -> dict[str, str]:
 def _write(model: torch.nn.Module, training: Any, dtype: torch.dtype, base_dtype: torch.dtype) -> None:
     """Write complete weights, or configs and adapters only if the spec doesn't merge them."""
     spec, folder, config = training.run.spec, training.run.work.payload, training.config
+    # The Trainer turns it off, and the model would answer without a cache.
+    model.config.use_cache = True
     if spec.lora:
         rows = model.get_input_embeddings().weight.shape[0]
         grown = config is not None and rows > config.get_text_config().vocab_size

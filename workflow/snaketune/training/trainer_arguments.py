@@ -24,8 +24,12 @@ def training_arguments(run: TrainingRun, items: int) -> TrainingArguments:
         gradient_accumulation_steps=training.batch_rows // (operation.micro_batch_rows * world_size()),
         **step_arguments(training, items, run.compute.device),
         max_grad_norm=training.max_grad_norm,
-        gradient_checkpointing=operation.gradient_checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": False} if operation.gradient_checkpointing else None,
+        # Where it is off it isn't named: transformers 5.23 warns of this name, and 5.17 knows no other.
+        **(
+            {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+            if operation.gradient_checkpointing
+            else {}
+        ),
         bf16=run.compute.dtype == torch.bfloat16,
         # With use_cpu accelerate would silently not use DeepSpeed; with the gloo backend it does.
         use_cpu=on_cpu and not deepspeed,

@@ -1,6 +1,8 @@
 """Removal of work folders that no published result came from."""
 
+import shlex
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from snaketune.stages.cache.work_folders import WorkFolder, published_results
@@ -15,15 +17,22 @@ ADDED_ROWS = "state/rows/*"
 RESUMES = "resumes when its config runs again; remove the folder yourself if it won't"
 
 
-def clean(work_root: Path, *, remove: bool) -> None:
+def clean(work_root: Path, *, remove: bool, named: Collection[Path] = ()) -> None:
     """List the work folders that no manifest below the results folder came from, and with `remove` delete them.
 
     Retained are the work of published results and of those that the report compares with, folders in use, finished results that
     were never published, unfinished trainings and reference passes, and responses and rows that a published result uses; a
-    running evaluation loses at most what it would have reused after being killed. Args: work_root: `results/.work`.
+    running evaluation loses at most what it would have reused after being killed.
+
+    Args:
+        work_root: `results/.work`.
+        named: The manifests of the config's results; others are listed, with the command that removes them. Empty if unknown.
     """
     current, reused = set(), {path.name for path in work_root.glob(f"[!.]*/*/{ADDED_ROWS}")}
+    unnamed: dict[Path, float] = {}
     for result in published_results(work_root.parent):
+        if named and result.manifest_path not in named:
+            unnamed[result.manifest_path.parent] = _size(result.manifest_path.parent) / 1e6
         current |= {result.manifest["fingerprint"], *result.manifest.get("compared", ())}
         responses = (result.manifest.get("generation") or {}).get("responses")
         reused |= {responses, *result.manifest.get("rows", ())}
@@ -42,7 +51,17 @@ def clean(work_root: Path, *, remove: bool) -> None:
     if remove:
         # A few bytes each, and made again when they are missed.
         shutil.rmtree(work_root / SELF_TESTS, ignore_errors=True)
+    for folder, megabytes in unnamed.items():
+        print(f"kept {folder}: published, but this config doesn't name it; {megabytes:.1f} MB")
+    if unnamed:
+        print(
+            "to remove what no config of yours needs: rm -r", shlex.join(map(str, unnamed)), "&& snakemake clean_work"
+        )
     print(f"{total / 1e6:.1f} MB {'freed' if remove else 'to free; add --remove'}; {len(current)} current results kept")
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _retained(folder: Path) -> str | None:

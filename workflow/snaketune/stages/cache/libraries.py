@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -16,11 +17,15 @@ Inputs = dict[str, list[Artifact]]
 
 
 def quiet_libraries() -> None:
-    """Prepare this process for the output of libraries, before any is imported: control characters in it are escaped, and
-    bitsandbytes is silenced. peft imports it wherever it is installed, and it would warn in every log about kernels that aren't
-    used."""
+    """Prepare this process for the output of libraries, before any is imported: control characters in it are escaped, warnings
+    that concern no user are silenced, and progress bars are rare. peft imports bitsandbytes wherever it is installed, which
+    would warn in every log about kernels that aren't used."""
     escape_output()
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    # It warns of every model that it didn't load itself.
+    logging.getLogger("lm_eval.models.huggingface").setLevel(logging.ERROR)
+    # Progress bars, of lm-evaluation-harness for example, would add ten lines per second to a log.
+    os.environ.setdefault("TQDM_MININTERVAL", "10")
 
 
 @contextmanager

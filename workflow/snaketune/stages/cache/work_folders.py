@@ -11,6 +11,7 @@ work by its fingerprint; so does a config that was put back to an earlier state.
         manifest.json
         run.json
         unpublished          exists while the result may not have been published yet
+        log                  of the attempt that finished
 """
 
 import errno
@@ -58,6 +59,7 @@ class WorkFolder:
     manifest = _path("manifest.json")
     run = _path("run.json")
     unpublished = _path("unpublished")
+    log = _path("log")
 
     @property
     def root(self) -> Path:
@@ -102,6 +104,11 @@ class WorkFolder:
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path)) from None
                 raise
             print(f"{_problem(error)}; it is restored from {intact}", flush=True)
+
+    def keep_log(self, log: Path, started: float) -> None:
+        """Copy the log that a job's rule writes, unless it is older than the attempt, as when a job runs without its rule."""
+        if log.is_file() and log.stat().st_mtime >= started:
+            shutil.copyfile(log, self.log)
 
     def made_at(self) -> str:
         return read_json(self.run, {}).get("started", "earlier")

@@ -66,7 +66,6 @@ def check(chat: ChatTokenizer, samples: list[list[Message]]) -> list[dict[str, A
         texts = [_shortened(text) for text in _supervised_texts(chat, messages, encoded)]
         supervised = int(encoded.mask([span for span in encoded.spans if span]).sum())
         shown.append({"tokens": len(encoded.ids), "supervised": supervised, "supervised_text": texts})
-        print(f"supervised in a sample conversation of {len(encoded.ids)} tokens: {texts}", flush=True)
     return shown
 
 

@@ -94,7 +94,8 @@ def _measured(operation: Execution, share: int, curve: dict[str, Any] | None) ->
     if known := curve and (curve["best"] or curve.get("default")):
         return BatchPlan.of(known)
     rows = default_rows(share, on_cpu=not (operation.gpus and visible_gpus()))
-    print(f"micro_batch_rows: auto, and there is no calibration for this run: using {rows}, unmeasured", flush=True)
+    why = "this training is too short for a trial" if curve else "there is no calibration for this run"
+    print(f"micro_batch_rows: auto, and {why}: using {rows}, unmeasured", flush=True)
     return BatchPlan(micro_batch_rows=rows, gradient_checkpointing=operation.gradient_checkpointing is True)
 
 
