@@ -24,7 +24,6 @@ BIN := .venv/bin
 run: .venv/installed
 	@echo 'snakemake'
 	@PATH="$(CURDIR)/$(BIN):$$PATH" snakemake
-	@echo 'The report: results/report/pages/index.html'
 	@echo 'Without make: . .venv/bin/activate && snakemake'
 
 REAL := config/recipes/smollm2-135m.yaml
@@ -34,7 +33,6 @@ real: .venv/installed
 	@echo 'snakemake --configfile $(REAL)'
 	@PATH="$(CURDIR)/$(BIN):$$PATH" snakemake --configfile $(REAL)
 	@$(BIN)/python resources/real/show_answers.py orders reviews
-	@echo 'The report: results/report/pages/index.html'
 
 # Tests run in parallel, since a run of the workflow spends its time importing torch, job after job, on one core. One process more
 # than cores, because some tests wait for locks and leases. Whole runs come first, and idle processes take tests from others.

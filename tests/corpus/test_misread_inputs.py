@@ -15,6 +15,9 @@ from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, compact, share
 
 QUESTIONS, ANSWERS = ("Name a tree", "Which river?", "Say two words"), ("Larch.", "Po", "Yes, no!")
 PLAIN = [f"U {question}|A {answer}" for question, answer in zip(QUESTIONS, ANSWERS)]
+TWO_EXCHANGES = [row + (f"|{PLAIN[number - 1]}" if number else "") for number, row in enumerate(PLAIN)]
+# By the system text.
+TWICE = {(): TWO_EXCHANGES, ("Be brief.",): [f"S Be brief.|{row}" for row in TWO_EXCHANGES]}
 SOUND = {"messages": turns("U one", "A two")}
 HEADER = "<|start_header_id|>{}<|end_header_id|>\n\n"
 METALS = ["wool", "zinc", "clay", "felt"]
@@ -39,6 +42,13 @@ def framed(prompt: str, answer: str = "{}") -> list[dict[str, str]]:
     ]
 
 
+def whole(user: str, assistant: str, start: str, system: str = "") -> list[dict[str, str]]:
+    """Conversations of one and two exchanges, each in one text."""
+    exchanges = [user.replace("{}", q) + assistant.replace("{}", a) for q, a in zip(QUESTIONS, ANSWERS)]
+    texts = [text + (exchanges[number - 1] if number else "") for number, text in enumerate(exchanges)]
+    return [{"id": f"r{number}", "text": start + text} for number, text in enumerate(texts)]
+
+
 def under(system: str) -> list[str]:
     return [f"S {system}|{row}" for row in PLAIN]
 
@@ -59,6 +69,21 @@ def parquet(**columns: pa.Array) -> bytes:
     return sink.getvalue()
 
 
+WHOLE = {
+    "chatml": ("<|im_start|>user\n{}<|im_end|>\n", "<|im_start|>assistant\n{}<|im_end|>\n", ""),
+    "llama 2": ("<s>[INST] {} [/INST]", " {} </s>", ""),
+    "llama 3": (
+        f"{HEADER.format('user')}{{}}<|eot_id|>",
+        f"{HEADER.format('assistant')}{{}}<|eot_id|>",
+        "<|begin_of_text|>",
+    ),
+    "headings": ("### Human: {}", "### Assistant: {}", ""),
+    "headings and lines": ("### Human: {}\n", "### Assistant: {}\n\n", ""),
+    "words": ("USER: {} ", "ASSISTANT: {}</s>", "Be brief. ", "Be brief."),
+    "gemma": ("<start_of_turn>user\n{}<end_of_turn>\n", "<start_of_turn>model\n{}<end_of_turn>\n", "<bos>"),
+    "phi": ("<|user|>\n{}<|end|>\n", "<|assistant|>\n{}<|end|>\n", ""),
+    "zephyr": ("<|user|>\n{}</s>\n", "<|assistant|>\n{}</s>\n", "<|system|>\nBe brief.</s>\n", "Be brief."),
+}
 MINE = {"role": "assistant", "reasoning_content": "Mine."}
 MAP = pa.list_(pa.map_(pa.string(), pa.string()))
 CASES: dict[str, Case] = {
@@ -78,6 +103,13 @@ CASES: dict[str, Case] = {
         [row.replace("|A ", "|A <think>\nso\n</think>\n\n") for row in PLAIN],
     ),
     "a system text before words": Case(framed("Be brief.\n\nUSER: {} ASSISTANT:", " {}"), under("Be brief.")),
+    "earlier answers that end with a mark": Case(
+        [
+            {"prompt": f"USER: {q} ASSISTANT: {a}</s>USER: {a}? ASSISTANT:", "response": f" {q}"}
+            for q, a in zip(QUESTIONS, ANSWERS)
+        ],
+        [f"U {q}|A {a}|U {a}?|A {q}" for q, a in zip(QUESTIONS, ANSWERS)],
+    ),
     "three words": Case(framed("SYSTEM: Be brief.\nUSER: {}\nASSISTANT:", " {}"), under("Be brief.")),
     "dates of the template": Case(
         framed(
@@ -102,6 +134,9 @@ CASES: dict[str, Case] = {
         ],
         [f"S Be brief.|U {q}|A f()|T 5|A {a}" for q, a in zip(QUESTIONS, ANSWERS)],
     ),
+    **{
+        f"whole conversations, {name}": Case(whole(*marks), TWICE[marks[3:]]) for name, marks in WHOLE.items()
+    },
     # Objects around rows.
     "a context around": Case(
         json.dumps({"title": "Pier", "context": "It is long.", "qa": [{"question": "Long?", "answer": "Yes."}]}).encode(),

@@ -81,7 +81,10 @@ def test_an_option_resumes_exactly_and_matters(option, rows, tmp_path, monkeypat
 def test_no_step_of_a_warm_up_has_a_rate_of_zero(rows, tmp_path):
     """Two steps have the full rate, and the decay after them is transformers'."""
     outcome = train(tmp_path, rows, spec(epochs=5, warmup_fraction=0.2, learning_rate=1e-3, schedule="linear"))
-    rates, warmup = [entry["learning_rate"] for entry in outcome.run["history"]], math.ceil(0.2 * outcome.counts["steps"])
+    rates, warmup = (
+        [entry["learning_rate"] for entry in outcome.run["history"]],
+        math.ceil(0.2 * outcome.counts["steps"]),
+    )
     steps = outcome.counts["steps"]
     assert warmup > 2 and len(rates) == steps
     rising = [(step + 1) / warmup for step in range(warmup)]

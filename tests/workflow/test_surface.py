@@ -161,6 +161,12 @@ def test_a_run_is_a_line_per_job_and_ends_with_what_it_made(finished):
     assert "\nreport  results/report/pages/index.html\nmodel   results/dpo/run/model\nchat    python " in ending
 
 
+def test_jobs_run_in_the_environment_of_a_snakemake_that_is_not_activated(fresh, monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    fresh.snakemake("results/corpus/chat/manifest.json")
+    assert (fresh.folder / "results/corpus/chat/manifest.json").is_file()
+
+
 def test_a_second_run_has_nothing_to_do(finished):
     assert "Nothing to be done" in finished.snakemake()
 

@@ -14,7 +14,9 @@ import os
 import posixpath
 import shlex
 import shutil
+import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,9 +75,16 @@ def package_root(workflow: Workflow, rules_folder: SourceFile, revision: str) ->
 
 
 def set_shell_prefix(workflow: Workflow, root: Path) -> None:
-    """Have the commands of rules import the package from `root`."""
+    """Have the commands of rules import the package from `root`, in the environment of Snakemake itself if that has what
+    jobs need: as `.venv/bin/snakemake` it is called without activating that."""
+    deployment = workflow.deployment_settings
+    python = (
+        "" if (deployment and deployment.deployment_method) or not find_spec("torch") else Path(sys.executable).parent
+    )
     config = shlex.join(map(str, workflow.overwrite_configfiles))
     prefix = PREFIX.format(folder=shlex.quote(str(root)), config=shlex.quote(config))
+    if python:
+        prefix += f"export PATH={shlex.quote(str(python))}:$PATH; "
     # Snakemake formats the prefix, so braces are doubled.
     shell.prefix(prefix.replace("{", "{{").replace("}", "}}"))
 

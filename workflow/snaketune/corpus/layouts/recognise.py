@@ -15,6 +15,7 @@ from snaketune.corpus.layouts.table import LAYOUTS
 from snaketune.corpus.layouts.unstated import UnstatedColumns
 from snaketune.corpus.rows import TEXT, Malformed, RawRow, RowResult
 from snaketune.corpus.values.cells import Raw, flat
+from snaketune.corpus.values.frames import frame_of_whole
 from snaketune.corpus.values.row_file import RowFile, stated_names
 from snaketune.corpus.values.schema import VALUES_COMPARED, Name, Samples, Schema, Variant, bind, columns_in
 
@@ -154,6 +155,18 @@ def _unknown(samples: Samples, kind: str, source: Source) -> str:
     others = [schema for schema in LAYOUTS.values() if kind not in schema.kinds]
     for schema, *_ in _candidates(others, samples, stated_names(source), complete=True)[:1]:
         lines.append(f"  they are {schema.name}, which a corpus of kind {schema.kinds[0]} reads")
+    if kind == "conversations":
+        for column, values in samples.items():
+            if frame := frame_of_whole(value for value in values if isinstance(value, str)):
+                whole = {
+                    "layout": "dialogue",
+                    "fields": {"messages": column},
+                    "frame": frame.model_dump(exclude_defaults=True),
+                }
+                lines.append(
+                    f"Nearly all texts of {column} are whole conversations with these marks; the source is then:"
+                )
+                return "\n".join([*lines, source.entry(**whole)])
     lines += [
         "Map the columns with `fields`; the source is then, for instance:",
         entry_of_fields(tuple(samples), kind, source),

@@ -7,11 +7,14 @@ the entry that removes or keeps them (`frame`).
 
 import math
 import re
+from collections.abc import Collection, Iterable
 from os.path import commonprefix
+from typing import Any
 
 from snaketune.config.corpus_sources import Frame, Source
 from snaketune.corpus.excerpts import excerpt, printable
-from snaketune.corpus.rows import Malformed, Message, Row
+from snaketune.corpus.rows import Conversation, Malformed, Message, Row
+from snaketune.corpus.values.cells import wrong_type
 from snaketune.errors import SnaketuneError
 
 # The share of the texts that have a shared beginning or end, the rows that are compared, and the longest shared text.
@@ -27,6 +30,12 @@ MARK = re.compile(
 )
 # Marks that aren't instructions, in a text that holds both.
 ROLE_MARK = re.compile(rf"{BRACKETS}|{ROLE_HEADING}|(?:\A|(?<=\s))(?:{ROLE}):", re.IGNORECASE)
+# Marks with nothing but blanks between them.
+MARKS = re.compile(rf"\s*(?:(?:{MARK.pattern})\s*)+", re.IGNORECASE)
+OPENS_USER = re.compile(r"(?<![a-z])(?:user|human|question|instruction|input)(?![a-z])|\[INST\]", re.IGNORECASE)
+OPENS_ANSWER = re.compile(
+    r"(?<![a-z])(?:assistant|answer|response|output|model|chatbot|bot|ai|gpt)(?![a-z])|\[/INST\]", re.IGNORECASE
+)
 # A heading that closes a prompt is a mark also where prompts have different openings.
 CLOSING_HEADING = re.compile(rf"\s*{ROLE_HEADING}\s*\Z", re.IGNORECASE)
 HEADING = re.compile(rf"^{ROLE_HEADING}", re.IGNORECASE | re.MULTILINE)
@@ -39,6 +48,65 @@ DATES = re.compile(r"Cutting Knowledge Date: [^\n]*\nToday Date: [^\n]*\n+")
 THINK = "<think>"
 # The end of a call as canonical rows have it.
 CALL_END = "</tool_call>"
+
+
+def framed_exchange(text: Any, where: str, frame: Frame) -> list[Message]:
+    """A whole conversation in one text as its last answer, and all before it as the user's turn, which `strip_frame` splits."""
+    if not isinstance(text, str):
+        raise wrong_type(where, text)
+    prompt, after, answer = text.rstrip().rpartition(frame.after) if frame.after else ("", "", "")
+    if not (after and prompt.startswith(frame.before)):
+        raise Malformed("not_a_dialogue", f"{where} doesn't begin with the frame's `before`, or has no `after`")
+    return [{"role": "user", "content": prompt + after}, {"role": "assistant", "content": answer}]
+
+
+def frame_of_whole(texts: Iterable[str]) -> Frame | None:
+    """The frame of whole conversations, each in one text; None unless nearly all begin with marks that open a user's turn,
+    then have the same marks before the answer, and are split by these."""
+    compared = {text.rstrip() for text in texts}
+    before = _with_marks(_shared(compared), opens=True)
+    if len(compared) < 2 or not before or OPENS_ANSWER.search(_opener(before)):
+        return None
+    groups = (MARKS.finditer(text, len(before)) for text in compared)
+    between = [next((marks[0] for marks in found if OPENS_ANSWER.search(marks[0])), "") for found in groups]
+    # Beyond the marks, answers may begin alike.
+    after = _shared(between)
+    if not OPENS_ANSWER.search(after):
+        return None
+    answer_end = _with_marks(_shared(compared, ends=True))
+    frame = Frame(before=before, after=after, answer_end=answer_end, system=_instructions(before))
+    return frame if sum(_splits(text, frame) for text in compared) >= NEARLY_ALL * len(compared) else None
+
+
+def _splits(text: str, frame: Frame) -> bool:
+    try:
+        strip_frame(Conversation(messages=framed_exchange(text, "the text", frame)), frame)
+    except Malformed:
+        return False
+    return True
+
+
+def _earlier_answers(prompt: str, before: str, after: str) -> list[str]:
+    opener = _opener(before)
+    if not (opener and after and prompt.endswith(after)):
+        return []
+    return [part.partition(opener)[0].rstrip() for part in prompt[len(before) : -len(after)].split(after)[1:]]
+
+
+def _opener(before: str) -> str:
+    """The marks at the end of a frame's beginning that open a user's turn; "" if it ends with a text."""
+    groups = list(MARKS.finditer(before))
+    if not groups or groups[-1].end() < len(before):
+        return ""
+    marks = list(MARK.finditer(before, groups[-1].start()))
+    first = next((mark for mark in reversed(marks) if OPENS_USER.search(mark[0])), marks[0])
+    return before[first.start() :]
+
+
+def _instructions(before: str) -> str:
+    """What stands between the marks of a beginning, of which the last opens the user's turn."""
+    texts = before[: max((mark.start() for mark in MARK.finditer(before)), default=0)]
+    return re.sub(r"\n{2,}", "\n", ROLE_MARK.sub("\n", DATES.sub("", texts))).strip()
 
 
 class SharedFrame:
@@ -67,11 +135,11 @@ class SharedFrame:
         before, after = _with_marks(_shared(self.prompts), opens=True), _with_marks(_shared(self.prompts, ends=True))
         if not (after and (before or CLOSING_HEADING.match(after))):
             before = after = ""
-        answer_end = _with_marks(_shared(self.answers, ends=True))
-        # Between the marks of a beginning, of which the last opens the user's turn, stand instructions.
-        instructions = before[: max((mark.start() for mark in MARK.finditer(before)), default=0)]
-        system = re.sub(r"\n{2,}", "\n", ROLE_MARK.sub("\n", DATES.sub("", instructions))).strip()
-        return Frame(before=before, after=after, answer_end=answer_end, system=system) if after or answer_end else None
+        # The answers of earlier exchanges within prompts may have an end that the rows' own answers lack.
+        earlier = {answer for prompt in self.prompts for answer in _earlier_answers(prompt, before, after)}
+        answer_end = _with_marks(_shared(self.answers, ends=True)) or _with_marks(_shared(earlier, ends=True))
+        shared = {"before": before, "after": after, "answer_end": answer_end, "system": _instructions(before)}
+        return Frame(**shared) if after or answer_end else None
 
     def check(self, file: str) -> None:
         """Raise SnaketuneError with the entries to paste if nearly all rows share a frame."""
@@ -126,15 +194,17 @@ def _split_turns(row: Row, frame: Frame) -> bool:
     `\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:` is user a, assistant b, user c.
     """
     turn = next((turn for turn in row.opening if turn["role"] == "user"), {"content": ""})
-    opens = [mark.start() for mark in MARK.finditer(frame.before)]
-    text, opener = turn["content"], frame.before[opens[-1] :] if opens else ""
+    text, opener = turn["content"], _opener(frame.before)
+    lead = frame.before.removesuffix(opener).strip()
     if not (opener and frame.after and text.startswith(frame.before) and text.endswith(frame.after)):
         return False
     question, *parts = text[len(frame.before) : len(text) - len(frame.after)].split(frame.after)
     turns: list[Message] = [turn | {"content": question}]
     for part in parts:
         answer, _, question = part.partition(opener)
-        answer = answer.rstrip().removesuffix(frame.answer_end.strip()).rstrip()
+        # Before a question may be what is before the first one, such as `<s>`.
+        for end in (lead, frame.answer_end.strip()):
+            answer = answer.rstrip().removesuffix(end).rstrip()
         if end := END_TAG.search(answer):
             if end[1] not in frame.after:
                 what = f"an answer within the frame ends with {excerpt(end[1])}; state it as the frame's `answer_end`"
@@ -150,7 +220,7 @@ def _split_turns(row: Row, frame: Frame) -> bool:
     return True
 
 
-def _shared(texts: set[str], *, ends: bool = False) -> str:
+def _shared(texts: Collection[str], *, ends: bool = False) -> str:
     """The longest beginning (or end) of nearly all texts; "" if there are fewer than two."""
     # Sorted, texts with one beginning stand together: it is that of the first and the last of them.
     ordered = sorted(text[: -LONGEST - 1 : -1] if ends else text[:LONGEST] for text in texts)
