@@ -25,6 +25,7 @@ from benchmarks.jobs import started
 from benchmarks.trl_training import counts, train_by_trl
 from snaketune.artifacts.manifest import read_artifact
 from snaketune.config.operation import Execution
+from snaketune.engine.optimizers import without_rate_zero
 from snaketune.engine.packing.rows import EqualTokens
 from snaketune.packing.reader import open_rows
 from snaketune.stages.specs import SftSpec
@@ -76,6 +77,12 @@ def by_trl(base: str, tokenizer: Path, adapters: Any, config: Any, settings: dic
     batches = [[next(numbers) for _ in step] for step in steps]
 
     class Stepwise(SFTTrainer):
+        def create_scheduler(self, num_training_steps, optimizer=None):
+            """Ours has no step at a rate of zero."""
+            schedule = super().create_scheduler(num_training_steps, optimizer)
+            self.lr_scheduler = without_rate_zero(schedule, self.args.get_warmup_steps(num_training_steps))
+            return self.lr_scheduler
+
         def get_train_dataloader(self) -> DataLoader:
             return DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator)
 

@@ -15,6 +15,7 @@ import torch
 from snaketune.artifacts.manifest import describe_files, write_manifest
 from snaketune.config.held_out import Selection
 from snaketune.config.operation import Execution
+from snaketune.engine.features import Options
 from snaketune.errors import SnaketuneError
 from snaketune.files import write_json
 from snaketune.stages.cache.attempt import Attempt, stamps_of
@@ -216,7 +217,7 @@ def test_files_are_compared_again_before_the_first_step(tmp_path):
     class Trainer:
         """The methods that are called before the first step."""
 
-        model = torch.nn.Linear(1, 1)
+        model, options = torch.nn.Linear(1, 1), Options()
 
         class accelerator:
             @staticmethod

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from torch.distributed.tensor import DTensor
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -55,7 +55,7 @@ from snaketune.engine.fsdp import check_strategy, full_tensor, is_sharded, resha
 from snaketune.engine.held_out import HeldOut
 from snaketune.engine.model.devices import Compute
 from snaketune.engine.optimizer_states import load_optimizer, save_optimizer
-from snaketune.engine.optimizers import create_optimizer
+from snaketune.engine.optimizers import create_optimizer, without_rate_zero
 from snaketune.engine.preemption import PreemptionCallback
 from snaketune.engine.tensor_files import write
 from snaketune.engine.throughput import ThroughputMeter
@@ -242,14 +242,12 @@ class TrainingFeatures(TrainerCallback):
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
-        """The Trainer's schedule; with `skip_rate_zero` its warm-up is one step ahead, so that two steps have the full rate."""
+        """The Trainer's schedule; with `skip_rate_zero` without a step at a rate of zero."""
         if self.lr_scheduler is not None:
             return self.lr_scheduler
         schedule = super().create_scheduler(num_training_steps, optimizer)
-        warmup = self.args.get_warmup_steps(num_training_steps) if self.options.skip_rate_zero else 0
-        if warmup and isinstance(schedule, LambdaLR):
-            ahead = [lambda step, share=share: share(step + (step < warmup)) for share in schedule.lr_lambdas]
-            self.lr_scheduler = schedule = LambdaLR(schedule.optimizer, ahead)
+        if self.options.skip_rate_zero:
+            schedule = self.lr_scheduler = without_rate_zero(schedule, self.args.get_warmup_steps(num_training_steps))
         return schedule
 
     def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:

@@ -1,4 +1,6 @@
-"""Optimizers that transformers doesn't build: LoRA+ (peft), and Muon for matrices with AdamW for all else (torch)."""
+"""Optimizers that transformers doesn't build: LoRA+ (peft), and Muon for matrices with AdamW for all else (torch). And a
+schedule without a step at a rate of zero.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,6 +8,7 @@ from typing import Any
 import torch
 from peft.optimizers import create_loraplus_optimizer
 from torch.optim import AdamW, Muon, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import Trainer
 
 
@@ -83,3 +86,12 @@ class MuonWithAdamW(Optimizer):
         for part in self.parts:
             part.step()
         return loss
+
+
+def without_rate_zero(schedule: LRScheduler, warmup: int) -> LRScheduler:
+    """One of transformers' schedules whose warm-up is one step ahead: its first step has a rate above zero, and two steps have
+    the full one."""
+    if not (warmup and isinstance(schedule, LambdaLR)):
+        return schedule
+    ahead = [lambda step, share=share: share(step + (step < warmup)) for share in schedule.lr_lambdas]
+    return LambdaLR(schedule.optimizer, ahead)
