@@ -8,6 +8,7 @@ import yaml
 from transformers import AutoConfig
 
 from snaketune.config.load import load
+from snaketune.config.task_files import TaskFiles, task_files
 from snaketune.diagnostics.smoke import ANSWERS, PROVES, ROWS, SCRATCH, check_smoke_run, smoke_config, write_smoke_run
 from snaketune.errors import SnaketuneError
 from snaketune.models import small_model
@@ -70,6 +71,21 @@ def test_a_small_model_of_the_family_and_vocabulary_stands_for_the_base(tmp_path
     assert (small.model_type, small.vocab_size) == (family if known else "llama", 151_936)
     assert (tmp_path / "smoke/model-0/model.safetensors").stat().st_size < 100e6
     assert ("a Llama stands for it" in capsys.readouterr().out) == (not known)
+
+
+def test_local_tasks_are_found_from_the_smoke_runs_folder(tmp_path, monkeypatch):
+    """Twice, as for a second smoke run."""
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/rows.jsonl").write_text("{}\n")
+    task = {"task": "t", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "data/rows.jsonl"}}}
+    (tmp_path / "tasks/t.yaml").write_text(yaml.safe_dump(task))
+    monkeypatch.chdir(tmp_path)
+    raw = {"eval": {"a": {"tasks": {"folder": "tasks", "names": ["t"]}}}}
+    for _ in range(2):
+        write_smoke_run(json.dumps(raw), tmp_path / "results/smoke")
+    monkeypatch.chdir(tmp_path / "results/smoke")
+    assert task_files("tasks") == TaskFiles(inside=("tasks/t.yaml",), outside=("data/rows.jsonl",))
 
 
 def test_a_run_that_ended_says_what_it_shows_and_another_one_fails(tmp_path, capsys):

@@ -13,6 +13,7 @@ from typing import Any
 from snaketune.config.base import is_local_path
 from snaketune.config.base_models import Pretrained
 from snaketune.config.overrides import apply_overrides
+from snaketune.config.task_files import TaskFiles, task_files
 from snaketune.errors import SnaketuneError, first_line
 from snaketune.files import write_json
 
@@ -49,6 +50,8 @@ def write_smoke_run(config: str, folder: Path) -> None:
 
     smoke = smoke_config(apply_overrides(json.loads(config)), small_base)
     folder.mkdir(parents=True, exist_ok=True)
+    for evaluation in smoke.get("eval", {}).values():
+        _link_task_files(evaluation.get("tasks", {}).get("folder"), folder)
     write_json(folder / "config.json", smoke)
 
 
@@ -103,14 +106,23 @@ def _shorten_evaluation(evaluation: dict[str, Any]) -> None:
     for key in ("exact_match", "tasks"):
         if key in evaluation:
             evaluation[key]["limit"] = ANSWERS
-    if "folder" in evaluation.get("tasks", {}):
-        evaluation["tasks"]["folder"] = _absolute(evaluation["tasks"]["folder"])
 
 
 def _shorten_rows(run: dict[str, Any]) -> None:
     length = run.get("packing", {}).get("length")
     if isinstance(length, int):
         run["packing"]["length"] = min(length, MAX_LENGTH)
+
+
+def _link_task_files(tasks: str | None, folder: Path) -> None:
+    """Link the files of local tasks into the smoke run's folder, since their paths of data are relative to where they run."""
+    files = task_files(tasks) if tasks else TaskFiles((), ())
+    for path in map(Path, (*files.inside, *files.outside)):
+        if not path.is_absolute():
+            link = folder / path
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.unlink(missing_ok=True)
+            link.symlink_to(path.absolute())
 
 
 def _absolute(path: str) -> str:
