@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from benchmarks.families.tiny import tiny_config as family_config
 from benchmarks.families.tiny import tiny_model as family_model
 
-from snaketune.engine.model import kernels
+from snaketune.engine.model import kernels, selftest
 from snaketune.engine.model.attention import Unpackable, use_segment_attention
 from snaketune.engine.model.batches import collate
 from snaketune.engine.model.cpu_attention import attention_blocks
@@ -45,6 +45,24 @@ def test_every_kernel_of_this_device_passes(model):
                 "dtype": "float32",
                 "self_test": "packed = separate within 1e-03",
             }
+
+
+def test_of_a_long_row_chunks_are_compared_from_its_begin_to_its_end(monkeypatch, capsys):
+    monkeypatch.setattr(selftest, "CHUNK", 2)
+    monkeypatch.setattr(selftest, "CHUNKS", 3)
+    compared = []
+    original = selftest.packed_logits
+
+    def packed_logits(model, batch, positions_N, before_pass):
+        compared.append(positions_N.tolist())
+        return original(model, batch, positions_N, before_pass)
+
+    monkeypatch.setattr(selftest, "packed_logits", packed_logits)
+    [row] = packed_rows()[:1]
+    tokens = int(row["segment_lengths"].sum())
+    share, _ = selftest._difference_from_separate(tiny_model("llama"), [row], CPU)
+    assert share < 1e-5 and len(compared) == 3 and compared[0][0] == 0 and tokens - 1 in compared[-1]
+    assert f"comparing 6 of the {tokens} tokens of a row" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("real", [packed_rows()[:1], []])

@@ -60,8 +60,8 @@ BESIDE_OTHERS = (
     "are visible in this model (encoders), it can't be trained here; otherwise its kernels depend on the batch: set "
     "training.precision: float32, or install another version of transformers"
 )
-# Tokens whose logits are in memory together.
-CHUNK = 2048
+# Tokens whose logits are in memory together, and how many such chunks of a row are compared: each takes a pass over the row.
+CHUNK, CHUNKS = 2048, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +239,10 @@ def _difference_from_separate(
     positions_N = torch.from_numpy(np.concatenate([positions_L[prefix:] for positions_L, prefix in sequences]))
     choices = RouterChoices(layout.tokens, TOLERANCE[compute.dtype])
     differences, scales = [], []
-    for begin in range(0, len(positions_N), CHUNK):
+    begins = range(0, len(positions_N), CHUNK)
+    if len(begins) > CHUNKS:
+        print(f"self-test: comparing {CHUNKS * CHUNK:,} of the {len(positions_N):,} tokens of a row", flush=True)
+    for begin in np.unique(np.linspace(0, len(begins) - 1, CHUNKS).round().astype(int)) * CHUNK:
         use_own_attention(model)
         separate, at, choices.repeating = [], 0, False
         for positions_L, prefix in sequences:
