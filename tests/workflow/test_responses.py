@@ -1,10 +1,11 @@
 """Generated responses are reused when other keys of an evaluation change; unknown task names are refused."""
 
 import json
+from runpy import run_path
 
 import pytest
 
-from .conftest import Project
+from .conftest import ROOT, Project
 from .reruns import EVAL
 
 pytestmark = pytest.mark.workflow
@@ -50,6 +51,18 @@ def test_only_what_was_not_written_yet_is_generated(project):
         path.name for path in retained.iterdir()
     }
     assert len(keys) == len(list(retained.iterdir())) + 2
+
+
+def test_the_chat_script_answers_as_the_evaluation_did(finished):
+    chat, checked = run_path(str(ROOT / "resources/serve/chat.py")), 0
+    for model, rows in zip(MODELS, answers(finished), strict=True):
+        loaded = chat["load"](str(finished.folder / "results" / model.replace("-", "/") / "model"))
+        for row in rows.values():
+            question = row["prompt"].removeprefix("[user] ")
+            if not question.startswith("[") and "\n[" not in question:
+                assert chat["answer"](loaded, question, 6) == row["response"]
+                checked += 1
+    assert checked > 4
 
 
 def test_a_name_that_no_task_has_is_refused_before_anything_runs(project):
