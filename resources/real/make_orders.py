@@ -11,7 +11,7 @@ import random
 from pathlib import Path
 
 FOLDER = Path("data/orders")
-ORDERS, REVIEWS, SEED = 360, 240, 11
+ORDERS, REVIEWS, SEED = 180, 170, 11
 INSTRUCTION = "Write this order as JSON with the keys name, item, quantity, city and day."
 NAMES = [
     "Aisha Khan", "Ben Carter", "Chen Wei", "Dana Levi", "Elena Rossi", "Farid Haddad", "Grace Okafor", "Hugo Martin",
