@@ -1,5 +1,5 @@
 # make run    runs the embedded default config, from raw demo files to results/report/pages/index.html
-# make real   fine-tunes a small pretrained model (93 MB to download, 13 minutes on two cores) and shows its answers before and after
+# make real   fine-tunes a small pretrained model (93 MB to download, nine minutes on two cores) and shows its answers before and after
 # make test   runs the test suite, as for each push
 # make test-all   also runs the slow tests: several processes, races, all features in all launchers
 # make upgrade-test   tests with the newest Snakemake, and with the newest torch, transformers, TRL and peft; names what fails

@@ -21,13 +21,14 @@ def test_results_that_the_report_compares_with_are_retained(tmp_path: Path):
 
 def test_results_that_the_config_does_not_name_are_listed_with_the_command_that_removes_them(tmp_path: Path, capsys):
     manifests = [tmp_path / f"results/sft/{name}/manifest.json" for name in ("new", "it's old")]
+    manifests.append(tmp_path / "results/smoke/results/sft/new/manifest.json")
     for manifest in manifests:
         manifest.parent.mkdir(parents=True)
         write_manifest(manifest, {"fingerprint": manifest.parent.name, "payload": {}, "records": {}})
     clean(tmp_path / "results/.work", remove=True, named={manifests[0]})
     assert all(manifest.is_file() for manifest in manifests)
     printed = capsys.readouterr().out
-    assert shlex.quote(str(manifests[1].parent)) + " && snakemake clean_work" in printed and "sft/new" not in printed
+    assert shlex.quote(str(manifests[1].parent)) + " && snakemake clean_work" in printed and "/new" not in printed
 
 
 def test_rows_of_published_results_and_of_unfinished_work_are_retained(tmp_path: Path):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from snaketune.stages.cache.work_folders import WorkFolder, published_results
 from snaketune.stages.host.locks import holder, is_free
+from snaketune.stages.table import STAGES
 
 # Below the work folders: values of single rows, by cache key (`stages/cache/row_store.py`). A name with a dot is no stage.
 ROWS = ".rows"
@@ -31,8 +32,10 @@ def clean(work_root: Path, *, remove: bool, named: Collection[Path] = ()) -> Non
     current, reused = set(), {path.name for path in work_root.glob(f"[!.]*/*/{ADDED_ROWS}")}
     unnamed: dict[Path, float] = {}
     for result in published_results(work_root.parent):
-        if named and result.manifest_path not in named:
-            unnamed[result.manifest_path.parent] = _size(result.manifest_path.parent) / 1e6
+        # Results of a smoke run lie in a folder that is no stage's.
+        folder = result.manifest_path.parent
+        if named and result.manifest_path not in named and folder.relative_to(work_root.parent).parts[0] in STAGES:
+            unnamed[folder] = _size(folder) / 1e6
         current |= {result.manifest["fingerprint"], *result.manifest.get("compared", ())}
         responses = (result.manifest.get("generation") or {}).get("responses")
         reused |= {responses, *result.manifest.get("rows", ())}
