@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, pipeline
 
-
 # Of a saved model on a GPU; on a CPU, what evaluations compute in.
 DTYPE = "auto" if torch.cuda.is_available() else torch.float32
 
