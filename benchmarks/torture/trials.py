@@ -23,7 +23,7 @@ SECONDS = 300.0
 TRACEBACK = re.compile(r"Traceback \(most recent call last\)[^\n]*\n((?:[ \n][^\n]*\n|\n)*)")
 # Commands that messages name, in the order in which they are searched. What is to be removed is named in full, or a message
 # begins with its path.
-FORCE = re.compile(r"snakemake(?: --configfile \S+)? --forcerun (\S+/manifest\.json)")
+REBUILD = re.compile(r"rm (\S+/manifest\.json) && snakemake(?: --configfile \S+)?")
 REMOVE = re.compile(
     r"error: (\S+?):? .*\bremove (it|the manifest|the file's folder|\S+?)[;,)]? (?:and run again|to begin again)"
 )
@@ -156,22 +156,22 @@ class Trial:
         self.chain.order(**(orders or {}))
         if unlock:
             check(self.chain.snakemake("--unlock", seconds=SECONDS, log="unlock.log"))
-        more: list[str] = []
         for _ in range(RUNS_AGAIN):
-            said = self.chain.snakemake(*more, *self.targets, seconds=SECONDS)
+            said = self.chain.snakemake(*self.targets, seconds=SECONDS)
             check(said)
             if said.status == 0:
                 break
-            more = self.options_from(said)
+            self.follow(said)
         else:
             raise Failed(f"still not done after {RUNS_AGAIN} runs: {said.last_words}")
         self.compare()
 
-    def options_from(self, said: Said) -> list[str]:
-        if force := FORCE.search(said.text):
-            self.instructions.append(force[0])
-            return ["--forcerun", force[1]]
-        if remove := REMOVE.search(said.text):
+    def follow(self, said: Said) -> None:
+        """Remove what a message says to remove before the next run; Failed if it doesn't say what to do."""
+        if rebuild := REBUILD.search(said.text):
+            self.instructions.append(rebuild[0])
+            (self.chain.folder / rebuild[1]).unlink(missing_ok=True)
+        elif remove := REMOVE.search(said.text):
             self.instructions.append(remove[0])
             begins_with, named = remove.groups()
             path = self.chain.folder / (begins_with if named == "it" or named.startswith("the ") else named)
@@ -182,7 +182,6 @@ class Trial:
         else:
             errors = [line for line in said.text.splitlines() if "error: " in line or "Error" in line]
             raise Failed(f"no word of what to do: {(errors or [said.last_words])[-1]}")
-        return []
 
     def compare(self) -> None:
         """Raise unless all results equal the undisturbed ones and no folder had two writers."""

@@ -149,7 +149,7 @@ def test_pairs_of_an_older_format_are_refused_with_the_command_that_rebuilds_the
     packed = pack("preference", rows_of("preferences", 20))
     older = replace(packed, manifest=packed.manifest | {"format_version": "3.0"})
     with pytest.raises(
-        SnaketuneError, match=r"'3\.0', expected '3\.1'; rebuild it with: snakemake .*--forcerun .*manifest"
+        SnaketuneError, match=r"'3\.0', expected '3\.1'; rebuild it with: rm .*manifest.json && snakemake"
     ):
         open_rows(older, "train")
 

@@ -196,7 +196,7 @@ def test_a_reader_names_the_damaged_file_and_the_command_that_heals_it(tmp_path)
     artifact = read_artifact(manifest, "rows")
     assert artifact.file("deep/rows.txt").read_text() == "rows"
     (manifest.parent / "rows/deep/rows.txt").write_text("other")
-    with pytest.raises(SnaketuneError, match=r"deep/rows\.txt is damaged.*--forcerun .*manifest\.json"):
+    with pytest.raises(SnaketuneError, match=r"deep/rows\.txt is damaged.*: rm .*manifest\.json && snakemake"):
         artifact.file("deep/rows.txt")
     (manifest.parent / "rows/deep/rows.txt").unlink()
     with pytest.raises(SnaketuneError, match=r"deep/rows\.txt is missing"):
@@ -237,9 +237,9 @@ def _slow(folder: Path, log: Path) -> None:
 
 
 def test_the_command_that_heals_names_the_config_that_was_given(tmp_path, monkeypatch):
-    assert rebuild_command(Path("m.json")) == "snakemake --forcerun m.json"
+    assert rebuild_command(Path("m.json")) == "rm m.json && snakemake"
     monkeypatch.setenv("SNAKETUNE_CONFIG", "my.yaml")
-    assert rebuild_command(Path("m.json")) == "snakemake --configfile my.yaml --forcerun m.json"
+    assert rebuild_command(Path("m.json")) == "rm m.json && snakemake --configfile my.yaml"
 
 
 def test_two_jobs_never_write_one_work_folder(tmp_path):

@@ -341,6 +341,7 @@ def test_tokens_of_another_version_are_refused_with_the_command_that_rebuilds_th
     index.unlink()
     write_table(index, older)
     with pytest.raises(
-        SnaketuneError, match=r"tokens of another version, with .*learned.*; rebuild them with: snakemake"
+        SnaketuneError,
+        match=r"tokens of another version, with .*learned.*; rebuild them with: rm .*manifest.json && snakemake",
     ):
         TokenParts([artifact(made.folder)]).index("train")

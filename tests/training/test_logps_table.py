@@ -131,7 +131,7 @@ OTHER = Pretrained(path="another/model", revision="f00")
 def test_another_references_artifact_is_refused_with_the_difference(tmp_path, what, here):
     made = artifact(tmp_path)
     check_ref_logps(made, **HERE)
-    with pytest.raises(SnaketuneError, match=rf"{what}: .*--forcerun"):
+    with pytest.raises(SnaketuneError, match=rf"{what}: .*&& rm .*manifest.json && snakemake"):
         check_ref_logps(made, **(HERE | here))
 
 

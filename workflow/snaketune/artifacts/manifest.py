@@ -179,9 +179,10 @@ def counted_entries(manifest: dict[str, Any], entries: Iterable[str] = ()) -> di
 
 
 def rebuild_command(manifest: Path) -> str:
-    """The command that makes an artifact again, with the config of this run."""
+    """The command that publishes an artifact again, with the config of this run: what is intact in its work folder, or else
+    made again. `--forcerun` would compute it in any case."""
     config = os.environ.get("SNAKETUNE_CONFIG", "")
-    return f"snakemake{config and f' --configfile {config}'} --forcerun {manifest}"
+    return f"rm {manifest} && snakemake{config and f' --configfile {config}'}"
 
 
 def note_published(folder: Path, payload: Path, names: Iterable[str]) -> None:

@@ -75,16 +75,14 @@ def package_root(workflow: Workflow, rules_folder: SourceFile, revision: str) ->
 
 
 def set_shell_prefix(workflow: Workflow, root: Path) -> None:
-    """Have the commands of rules import the package from `root`, in the environment of Snakemake itself if that has what
-    jobs need: as `.venv/bin/snakemake` it is called without activating that."""
-    deployment = workflow.deployment_settings
-    python = (
-        "" if (deployment and deployment.deployment_method) or not find_spec("torch") else Path(sys.executable).parent
-    )
+    """Have the commands of rules import the package from `root`. A Snakemake that is called by its path, without activating its
+    environment, finds its own Python, if jobs find what they need there."""
     config = shlex.join(map(str, workflow.overwrite_configfiles))
     prefix = PREFIX.format(folder=shlex.quote(str(root)), config=shlex.quote(config))
-    if python:
-        prefix += f"export PATH={shlex.quote(str(python))}:$PATH; "
+    deployment, folder = workflow.deployment_settings, str(Path(sys.executable).parent)
+    is_activated = folder in os.environ.get("PATH", "").split(os.pathsep)
+    if not (is_activated or (deployment and deployment.deployment_method)) and find_spec("torch"):
+        prefix += f"export PATH={shlex.quote(folder)}:$PATH; "
     # Snakemake formats the prefix, so braces are doubled.
     shell.prefix(prefix.replace("{", "{{").replace("}", "}}"))
 
