@@ -118,7 +118,7 @@ def use_deepspeed(plan: Plan, root: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def train_rows(plan: Plan, root: Path) -> Outcome:
-    rows, made = open_rows(read_pack(root), "train"), spec(plan.lora, **plan.training)
+    rows, made = open_rows(read_pack(root), "train"), spec(plan.lora, **({"warmup_fraction": 0.3} | plan.training))
     made = made.model_copy(update={"quantization": plan.quantization})
     compute = replace(CPU, dtype=plan.dtype)
     outcome = train(

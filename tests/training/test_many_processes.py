@@ -94,7 +94,7 @@ def held_out(run: Path) -> dict[str, Any]:
     return json.loads((run / "held_out.json").read_text(encoding="utf-8"))
 
 
-def same(one: Path, other: Path, rounding: float = 2e-5) -> None:
+def same(one: Path, other: Path, rounding: float = 1e-5) -> None:
     """Assert equal names and data types, and curves and weights equal up to rounding."""
     for name in recorded(other).keys() - {"seen"}:
         # The first margin is zero, but for rounding.
