@@ -52,37 +52,6 @@ def test_the_second_run_builds_nothing_and_gives_the_same_bytes(tmp_path):
     assert (manifest.parent / "rows/deep/rows.txt").read_text() == "rows"
 
 
-def test_a_forced_job_computes_though_its_result_exists_and_begins_anew(tmp_path):
-    built: list = []
-
-    def writes(work):
-        built.append((work.state / "half").exists())
-        (work.state / "half").touch()
-        (work.payload / "rows.txt").write_text("rows")
-        return Outcome(counts={})
-
-    manifest = run(tmp_path, build=writes)
-    before = manifest.read_bytes()
-    run(tmp_path, build=writes)
-    run(tmp_path, build=writes, forced=True)
-    assert built == [False, False] and manifest.read_bytes() == before
-
-
-def test_a_cached_result_names_the_log_of_the_attempt_that_made_it(tmp_path, capsys):
-    def writes(work):
-        log.write_text("step 1/1")
-        return Outcome(counts={})
-
-    log, out = tmp_path / "results/logs/demo/a-1.5.log", tmp_path / "results/demo/a-1.5"
-    log.parent.mkdir(parents=True)
-    build_demo(tmp_path, writes, out=out)
-    log.write_text("nothing to compute")
-    capsys.readouterr()
-    build_demo(tmp_path, writes, out=out)
-    (kept,) = tmp_path.glob("results/.work/demo/*/log")
-    assert kept.read_text() == "step 1/1" and f"its log is {kept}" in capsys.readouterr().out
-
-
 def test_what_differs_from_run_to_run_is_in_no_manifest(tmp_path):
     one, other = run(tmp_path / "one"), run(tmp_path / "other")
     assert one.read_bytes() == other.read_bytes()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import logging
 import os
 import shutil
 import sys
@@ -18,7 +17,6 @@ from snakemake.io import ancient, directory
 from snakemake.iocontainers import Wildcards
 from snakemake.logging import logger
 from snakemake.settings.types import DAGSettings, DeploymentMethod, RerunTrigger
-from snakemake_interface_logger_plugins.common import LogEvent
 
 from snaketune.cluster import sbatch
 from snaketune.cluster.job_endings import unfinished
@@ -31,10 +29,10 @@ from snaketune.errors import SnaketuneError
 from snaketune.publishing.convert import find_converter
 from snaketune.publishing.push import pushed_jobs
 from snaketune.snakemake_adapter.checks import check_storage, plain_errors
-from snaketune.snakemake_adapter.ending import ending_lines
 from snaketune.snakemake_adapter.package import PACKAGE, Error
 from snaketune.snakemake_adapter.slurm_executor import Partitions, check_account
 from snaketune.snakemake_adapter.stale_locks import remove_stale_locks
+from snaketune.snakemake_adapter.terminal import ending_lines, is_news
 from snaketune.stages.cache.status import made_from
 from snaketune.stages.host.launch_command import check_installed, check_limit, check_nodes, describe_launch
 from snaketune.stages.job import RESULTS, Job
@@ -400,12 +398,6 @@ class Adapter:
         names = sorted(self.requests.submissions(self._sent_stages))
         if names:
             print(f"As {len(names)} SLURM jobs: {', '.join(names)}.", file=sys.stderr)
-
-
-def is_news(record: logging.LogRecord) -> bool:
-    """A filter of Snakemake's log that drops what the line of a job, what the job prints, and the count of steps say too."""
-    repeated = getattr(record, "event", None) in (LogEvent.JOB_STARTED, LogEvent.JOB_FINISHED)
-    return not repeated and record.msg != "Select jobs to execute..."
 
 
 def set_default_target(workflow: Workflow, rules: Rules) -> None:

@@ -1,4 +1,4 @@
-"""What a run ends with on the terminal: the manifest of the `report` stage has it, and `snakemake_adapter.ending` prints it."""
+"""What a run ends with: the manifest of the `report` stage has it, and `snakemake_adapter.terminal` prints it."""
 
 from typing import Any
 
