@@ -11,7 +11,8 @@ import torch
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base_models import Pretrained, RopeScaling
-from snaketune.config.evaluations import ExactMatch, Generation
+from snaketune.config.evaluations import ExactMatch
+from snaketune.config.generation import Generation
 from snaketune.config.lora import Lora, Quantization
 from snaketune.config.training_runs import Training
 from snaketune.errors import SnaketuneError

@@ -10,20 +10,28 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 def progress(
-    items: Iterable[T], what: str, unit: str, total: int | None = None, count: Callable[[T], int] = lambda item: 1
+    items: Iterable[T],
+    what: str,
+    unit: str,
+    total: int | None = None,
+    count: Callable[[T], int] = lambda item: 1,
+    tokens: Callable[[T], int] | None = None,
 ) -> Iterator[T]:
-    """Yield `items`, and print the progress every few seconds. Args: count: the number of units of an item.
+    """Yield `items`, and print the progress every few seconds. Args: count, tokens: the numbers of units and of tokens of an
+    item.
 
     >>> list(progress([1, 2], "adding", "numbers"))
     [1, 2]
     """
     started = last = time.monotonic()
-    done = 0
+    done = tokens_done = 0
     for item in items:
         yield item
         done += count(item)
+        tokens_done += tokens(item) if tokens else 0
         now = time.monotonic()
         if now - last >= SECONDS_BETWEEN_LINES:
             last, rate = now, done / (now - started)
             of, remaining = (f"/{total}", f", {(total - done) / rate:.0f} s left") if total else ("", "")
-            print(f"{what}: {done}{of} {unit}, {rate:.3g}/s{remaining}", file=sys.stderr, flush=True)
+            speed = f", {tokens_done / (now - started):.3g} tokens/s" if tokens else ""
+            print(f"{what}: {done}{of} {unit}, {rate:.3g}/s{speed}{remaining}", file=sys.stderr, flush=True)

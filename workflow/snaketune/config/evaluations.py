@@ -5,8 +5,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from snaketune.config.base import NAME_PATTERN, LocalPath, Model, Name, PositiveFloat, PositiveInt
-from snaketune.config.corpus_sources import RegexWithOneGroup, TemplateVariables
+from snaketune.config.base import NAME_PATTERN, LocalPath, Model, Name, PositiveInt
+from snaketune.config.corpus_sources import RegexWithOneGroup
+from snaketune.config.generation import Engine, EngineChoice, Generation
 from snaketune.config.packing import Packing
 
 ModelReference = Annotated[str, Field(pattern=f"^(base|sft|dpo|merge):{NAME_PATTERN}$")]
@@ -29,45 +30,6 @@ class ExactMatch(Model):
     """Regular expression with one group that extracts the answer from the response. Default: the whole response."""
     limit: PositiveInt | None = None
     """Maximum number of prompts per corpus, the first by id. Default: all."""
-
-
-class Decoding(Model):
-    """Decoding parameters of a response."""
-
-    max_new_tokens: PositiveInt = 64
-    """Maximum number of tokens of a response."""
-    temperature: Annotated[float, Field(ge=0)] = 0.0
-    """0 decodes greedily. Above 0, tokens are sampled from logits divided by the temperature."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Samples from the smallest set of most likely tokens with at least this total probability (nucleus sampling)."""
-    top_k: PositiveInt | None = None
-    """Samples from this many most likely tokens. Default: from all."""
-    repetition_penalty: PositiveFloat = 1.0
-    """Values above 1 make tokens less likely that occur in the prompt or in the response so far (Keskar et al., 2019)."""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """Seed for sampling; a prompt gets the same response for the same seed."""
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Texts that end a response; they and what follows are cut off."""
-
-    @model_validator(mode="after")
-    def _has_effect(self) -> Self:
-        for key in ("top_p", "top_k", "seed"):
-            if not self.temperature and getattr(self, key) != Decoding.model_fields[key].default:
-                raise ValueError(
-                    f"{key} is {getattr(self, key)}, but it has no effect with temperature 0, which doesn't sample; raise "
-                    f"temperature, or remove {key}"
-                )
-        return self
-
-
-class Generation(Decoding):
-    """Generation of responses to held-out prompts, for exact match and samples."""
-
-    batch_size: PositiveInt = 32
-    """Prompts per batch."""
-    template_variables: TemplateVariables = {}
-    """Variables of the chat template, such as `{enable_thinking: false}`; they replace those of the rows. Default: as in
-    training."""
 
 
 class TaskSettings(Model):
@@ -105,6 +67,14 @@ class Tasks(TaskSettings):
     """Folder with task files (YAML) that define all `names`. Default: the tasks that lm-evaluation-harness ships."""
 
 
+class EvaluationEngine(EngineChoice):
+    """The engine that generates responses for an evaluation. An edit reruns no finished evaluation; its manifest and the report
+    say which engine made a score."""
+
+    engine: Engine = "transformers"
+    """As in `sample.operation.engine`."""
+
+
 class Evaluation(Model):
     """Evaluation of several models on the same held-out rows."""
 
@@ -122,6 +92,8 @@ class Evaluation(Model):
     tasks: Tasks | None = None
     samples: PositiveInt = 8
     """Sample responses per corpus that the report shows."""
+    operation: EvaluationEngine = EvaluationEngine()
+    """Engine of the responses to held-out prompts. Losses and preferences are computed by the training's own engine."""
 
     def every_model(self, variants: dict[str, dict[str, tuple[str, ...]]]) -> Iterator[str]:
         """Yield the models, such as `dpo:demo`, with every run of a grid. Args: variants: as `config.load` returns them."""

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from snaketune.config.base import Model, PositiveInt
+from snaketune.config.generation import Engine
 from snaketune.config.held_out import Evaluate
 
 MicroBatchRows = Literal["auto"] | PositiveInt
@@ -109,5 +110,10 @@ class Execution(Operation):
     share_kernels: bool = False
     """`dpo.reference_pass.share_kernels` of the run."""
     parts: str | None = None
-    """Pattern of the manifests of a reference pass' parts, such as `results/ref_pass/x/*-of-4/manifest.json`; None if it isn't
-    split."""
+    """Pattern of the manifests of a job's parts, such as `results/ref_pass/x/*-of-4/manifest.json`; None if it isn't split."""
+    batch_size: PositiveInt = 32
+    """`generation.batch_size` of a sample."""
+    engine: Engine = "transformers"
+    """`operation.engine` of an evaluation."""
+    vllm: str | None = None
+    """`operation.vllm` of a sample or evaluation."""

@@ -9,6 +9,7 @@ from snaketune.config.evaluations import Evaluation
 from snaketune.config.held_out import NEEDS_REFERENCE, OF_SFT, RaceMetric
 from snaketune.config.optimizers import OPTIMIZERS, SCHEDULES, missing_package
 from snaketune.config.packing import Packing
+from snaketune.config.sampling import Sample
 from snaketune.config.training_runs import Dpo, Sft, Training
 from snaketune.config.workflow import Gguf, Merge, Push, Variants, Workflow
 from snaketune.errors import SnaketuneError
@@ -37,6 +38,8 @@ def check_references(config: Workflow, variants: Variants) -> None:
     _check_doctor(config)
     for name, evaluation in config.eval.items():
         _check_evaluation(f"eval.{name}", evaluation, config, variants)
+    for name, sample in config.sample.items():
+        _check_sample(f"sample.{name}", sample, config, variants)
 
 
 def _check_sft(key: str, name: str, run: Sft, config: Workflow) -> None:
@@ -141,6 +144,17 @@ def _check_evaluation(key: str, evaluation: Evaluation, config: Workflow, varian
         )
 
 
+def _check_sample(key: str, sample: Sample, config: Workflow, variants: Variants) -> None:
+    kind, name = sample.model.split(":")
+    section = "sft" if kind == "base" else kind
+    if name not in getattr(config, section):
+        raise SnaketuneError(f"{key}.model: {_no_such_run(section, name, config, variants)}")
+    for corpus in sample.prompts.corpora:
+        _check_corpus(f"{key}.prompts.corpora", corpus, config, "conversations", "preferences", "unpaired")
+        if sample.prompts.split == "held_out":
+            _check_held_out_corpus(f"{key}.prompts.corpora", corpus, config, config.corpora[corpus].kind)
+
+
 def check_publish_targets(config: Workflow, variants: Variants) -> None:
     """Raise SnaketuneError if a model of `push:` or `gguf:` doesn't exist, is a grid, or has only an adapter although a GGUF
     file needs weights; or if two models are pushed to the same branch."""
@@ -161,11 +175,7 @@ def _check_published_model(key: str, entry: Push | Gguf, config: Workflow, varia
     kind, name = entry.model.split(":")
     runs = getattr(config, kind)
     if name not in runs:
-        run_names = variants.get(kind, {}).get(name, ())
-        why = (
-            f", which is a grid; name one of its runs: {', '.join(run_names[:4])}" if run_names else unknown(name, runs)
-        )
-        raise SnaketuneError(f"{key}: there is no {name!r} under `{kind}:`{why}")
+        raise SnaketuneError(f"{key}: {_no_such_run(kind, name, config, variants)}")
     if kind == "merge":
         return
     lora = runs[name].lora
@@ -176,6 +186,15 @@ def _check_published_model(key: str, entry: Push | Gguf, config: Workflow, varia
             f"{key}: {entry.model} is an adapter alone (lora.merge: false), and a GGUF file needs full weights; set "
             "lora.merge: true, or convert the adapter with llama.cpp's convert_lora_to_gguf.py"
         )
+
+
+def _no_such_run(section: str, name: str, config: Workflow, variants: Variants) -> str:
+    run_names = variants.get(section, {}).get(name, ())
+    if run_names:
+        why = f", which is a grid; name one of its runs: {', '.join(run_names[:4])}"
+    else:
+        why = unknown(name, getattr(config, section))
+    return f"there is no {name!r} under `{section}:`{why}"
 
 
 def missing_answers_hint(corpora: tuple[str, ...], config: Workflow) -> str:

@@ -8,6 +8,7 @@ from snaketune.config.base import NAME_PATTERN, Model, Name, PositiveFloat, Revi
 from snaketune.config.corpus_sources import Corpus
 from snaketune.config.doctor import Doctor
 from snaketune.config.evaluations import Evaluation, Report
+from snaketune.config.sampling import Sample
 from snaketune.config.tokenizers import Tokenizer
 from snaketune.config.tracking import Tracking
 from snaketune.config.training_runs import Dpo, Sft
@@ -67,6 +68,7 @@ class Workflow(Model):
     sft: dict[Name, Sft] = {}
     dpo: dict[Name, Dpo] = {}
     merge: dict[Name, Merge] = {}
+    sample: dict[Name, Sample] = {}
     eval: dict[Name, Evaluation] = {}
     doctor: Doctor = Doctor()
     tracking: Tracking = Tracking()

@@ -77,6 +77,11 @@ def smoke_config(config: dict[str, Any], small_base: Callable[[dict[str, Any]], 
             _shorten_training(run, small_base)
     for evaluation in smoke.get("eval", {}).values():
         _shorten_evaluation(evaluation)
+    for sample in smoke.get("sample", {}).values():
+        _shorten_generation(sample)
+        sample["prompts"]["limit"] = ANSWERS
+        sample["responses"] = min(sample.get("responses", 1), ANSWERS)
+        sample["operation"] = {"engine": "transformers", "gpus": 0}
     smoke["report"] = smoke.get("report", {}) | {"title": "Smoke run", "compare": []}
     return smoke
 
@@ -101,11 +106,16 @@ def _shorten_training(run: dict[str, Any], small_base: Callable[[dict[str, Any]]
 def _shorten_evaluation(evaluation: dict[str, Any]) -> None:
     _shorten_rows(evaluation)
     evaluation["samples"] = ANSWERS
-    generation = evaluation.setdefault("generation", {})
-    generation["max_new_tokens"] = min(generation.get("max_new_tokens", NEW_TOKENS), NEW_TOKENS)
+    _shorten_generation(evaluation)
+    evaluation.pop("operation", None)
     for key in ("exact_match", "tasks"):
         if key in evaluation:
             evaluation[key]["limit"] = ANSWERS
+
+
+def _shorten_generation(entry: dict[str, Any]) -> None:
+    generation = entry.setdefault("generation", {})
+    generation["max_new_tokens"] = min(generation.get("max_new_tokens", NEW_TOKENS), NEW_TOKENS)
 
 
 def _shorten_rows(run: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.config.operation import Execution
 from snaketune.stages.cache import libraries
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import ModelCost, Stage, any_number, exactly_one
@@ -25,7 +26,8 @@ STAGE = Stage(
     },
     files=("base", "tasks", "task_data"),
     libraries=libraries.of_evaluation,
-    operation=("gpus",),
+    operation=("gpus", "engine", "vllm"),
+    takes_operation=True,
     cost=ModelCost(flops=2),
     group="models",
     in_report=True,
@@ -44,10 +46,11 @@ def build(
     base: list[Path],
     tasks: list[Path],
     task_data: list[Path],
+    operation: Execution,
     base_layers: Sequence[Artifact] = (),
 ) -> Outcome:
     """Fill `work.payload` with scores, responses, losses and log-probabilities; see `score_model`. lm-eval reads `task_data`,
-    files outside the tasks' folder that tasks name, itself."""
+    files outside the tasks' folder that tasks name, itself. Args: operation: with the engine of responses."""
     from snaketune.evaluation.model_scores import score_model
 
     return score_model(
@@ -60,4 +63,5 @@ def build(
         ref_logps=ref_logps,
         base=base,
         tasks=tasks,
+        operation=operation,
     )

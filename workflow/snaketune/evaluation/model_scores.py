@@ -6,11 +6,9 @@ losses.arrow      loss of every held-out document (`evaluation.held_out`)
 pairs.arrow       log-probabilities of the completions of every held-out pair, with the reference's
 """
 
-import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -21,14 +19,12 @@ import pyarrow as pa
 from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.config.evaluations import Decoding
+from snaketune.config.operation import Execution
 from snaketune.engine.model.attention import use_own_attention
 from snaketune.engine.model.devices import Compute, resolve_compute, use_threads
 from snaketune.engine.model.parameters import parameter_count
 from snaketune.errors import SnaketuneError
-from snaketune.evaluation.exact_match import Prompt, Response, choose_prompts, judge, summarize
-from snaketune.evaluation.generation import GeneratedText, generate
-from snaketune.evaluation.generation_check import MODES, GenerationMode, choose_generation_mode
+from snaketune.evaluation.exact_match import Prompt, choose_prompts, judge, summarize
 from snaketune.evaluation.held_out import (
     LOSSES,
     PAIRS,
@@ -42,10 +38,10 @@ from snaketune.files import write_json
 from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.load_model import set_special_tokens
 from snaketune.packing.reader import open_rows
-from snaketune.stages.cache.code_digest import code_digest
-from snaketune.stages.cache.fingerprint import cached_entries
-from snaketune.stages.cache.libraries import installed_version
-from snaketune.stages.cache.row_store import RowStore
+from snaketune.sampling.engines import resolve, server_engine
+from snaketune.sampling.generation_check import MODES, choose_generation_mode
+from snaketune.sampling.responses import Engine, Request, ResponseCache, batches, key_parts
+from snaketune.sampling.transformers_engine import TransformersEngine
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import EvalSpec
@@ -53,33 +49,6 @@ from snaketune.tables import read_table, write_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.template import Refused
 from snaketune.training.self_test_records import record_of_evaluation
-
-# Modules whose code affects responses: generation, merging of adapters, the model's own attention.
-CODE = ("snaketune.evaluation.generation", "snaketune.models.adapter_stack", "snaketune.engine.model.attention")
-LIBRARIES = ("torch", "transformers", "peft")
-
-
-class ResponseCache:
-    """Responses by digest of the prompt (`known`), kept as rows of one key: the digest of everything else that affects them."""
-
-    def __init__(self, work_root: Path, key_parts: dict[str, Any]):
-        """Args: key_parts: parts of the key besides code and libraries, as JSON: weights, tokenizer, settings, device type."""
-        code, versions = [code_digest(module) for module in CODE], [installed_version(name) for name in LIBRARIES]
-        self.rows = RowStore(work_root, key_parts | {"code": code, "versions": versions})
-        self.known: dict[bytes, GeneratedText] = {}
-
-    def find(self, prompts: Iterable[bytes]) -> None:
-        """Read the kept responses to these prompts, given by digest, into `known`."""
-        self.known |= {prompt: GeneratedText(*json.loads(text)) for prompt, text in self.rows.find(prompts).items()}
-
-    def add(self, new: dict[bytes, GeneratedText]) -> None:
-        self.known |= new
-        self.rows.add({prompt: json.dumps(text).encode() for prompt, text in new.items()})
-
-
-def prompt_digest(prompt: np.ndarray) -> bytes:
-    """The digest of a prompt's tokens, int32[n]: 16 bytes."""
-    return hashlib.sha256(prompt.astype("<i4").tobytes()).digest()[:16]
 
 
 def score_model(
@@ -93,6 +62,7 @@ def score_model(
     ref_logps: list[Artifact],
     base: list[Path],
     tasks: list[Path],
+    operation: Execution,
 ) -> Outcome:
     """Fill `work.payload` with the files above.
 
@@ -100,6 +70,7 @@ def score_model(
         results: the evaluated result and its base layers; empty for a base model.
         packs: packs of `spec.conversations`, then of `spec.preferences`.
         tasks: files of the tasks' folder; empty for tasks that lm-evaluation-harness ships.
+        operation: with the engine of responses.
     """
     started = time.monotonic()
     compute = resolve_compute("auto")
@@ -111,13 +82,37 @@ def score_model(
         tokenizer=tokenizer.folder,
         trust_remote_code=spec.trust_remote_code,
     )
+    prompts, encoded = _held_out_prompts(spec, chat, corpora)
+    wanted = batches(encoded, 1, spec.generation.batch_size)
+    decoding = spec.generation.decoding
+    where = {"base": spec.base, "base_files": base, "decoding": decoding, "work_root": work.root}
+    key = key_parts(results=results, tokenizer=tokenizer, **where)
+    engine_name = resolve(operation.engine, operation.vllm, compute.device.type) if wanted else "transformers"
+    cache, generated = None, 0
+    if engine_name != "transformers":
+        # Before this process takes memory of the GPU.
+        engine: Engine = server_engine(
+            engine_name,
+            environment=operation.vllm,
+            stack=stack,
+            tokenizer=tokenizer,
+            chat=chat,
+            decoding=decoding,
+            compute=compute,
+            frozen=_frozen(ref_logps),
+            gpus=operation.gpus,
+            longest=max(map(len, encoded)) + decoding.max_new_tokens,
+            work=work,
+        )
+        cache = ResponseCache(work.root, engine, key)
+        generated = cache.complete(wanted)
     folder = Path(os.path.commonpath([path.parent for path in tasks])) if tasks else None
     tasks_at = prepared_tasks(spec.tasks, folder, tokenizer.folder, work.state) if spec.tasks else nullcontext()
     with tasks_at as prepared:
         loaded, config = _load(stack, ref_logps, chat, compute)
         use_threads(loaded.config, compute)
         # Before the model's own attention is replaced.
-        generates = bool(spec.conversations or prepared)
+        generates = bool(prepared or (wanted and cache is None))
         mode = choose_generation_mode(loaded, chat, compute) if generates else MODES[0]
         if prepared and not mode.cached:
             raise SnaketuneError(
@@ -142,19 +137,14 @@ def score_model(
             "preferences": {name: score for name, (score, _) in preferences.items()},
         }
         use_own_attention(loaded)
-        cache = ResponseCache(
-            work.root,
-            {
-                "weights": [artifact.content for artifact in results],
-                "base": spec.base and spec.base.model_dump(mode="json"),
-                "base_files": [entry for _, entry in cached_entries("base", base, work.root)],
-                "tokenizer": tokenizer.content,
-                "decoding": spec.generation.model_dump(mode="json", include=set(Decoding.model_fields)),
-                "continuing": asdict(mode),
-                "device": [compute.device.type, str(compute.dtype), str(loaded.dtype)],
-            },
-        )
-        responses, generated_count = _responses(spec, loaded, chat, compute, mode, corpora, cache)
+        if cache is None:
+            engine = TransformersEngine(model=loaded, chat=chat, compute=compute, mode=mode, decoding=decoding)
+            cache = ResponseCache(work.root, engine, key)
+            generated = cache.complete(wanted)
+        responses = [
+            judge(prompt, known.text, len(known.tokens), spec.exact_match)
+            for prompt, known in zip(prompts, [cache.known[Request(ids).digest] for ids in encoded], strict=True)
+        ]
         for name in spec.conversations:
             scores["conversations"][name]["exact_match"] = summarize([r for r in responses if r.corpus == name])
         if prepared:
@@ -166,7 +156,8 @@ def score_model(
         write_table(work.payload / name, pa.concat_tables(tables))
     lines = [json.dumps(asdict(row), ensure_ascii=False, sort_keys=True) + "\n" for row in responses]
     (work.payload / "responses.jsonl").write_text("".join(lines), encoding="utf-8")
-    generation = asdict(mode) | {
+    generation = {
+        "engine": cache.engine.about(),
         "strategy": "sampling" if spec.generation.temperature else "greedy",
         "max_new_tokens": spec.generation.max_new_tokens,
         "stop_ids": list(chat.stop_ids),
@@ -175,11 +166,17 @@ def score_model(
     run |= {
         "device": str(compute.device),
         "evaluation_seconds": round(time.monotonic() - started, 1),
-        "responses_generated": generated_count,
+        "responses_generated": generated,
     }
-    return Outcome(
-        counts={"prompts": len(responses)}, about=about | ({"generation": generation} if generates else {}), run=run
-    )
+    if wanted:
+        about = about | {"generation": generation}
+    return Outcome(counts={"prompts": len(responses)}, about=about, run=run)
+
+
+def _frozen(ref_logps: list[Artifact]) -> bool:
+    """Whether weights are loaded in the data type of the computation: the same rule as for the reference, so that their
+    log-probabilities can be compared."""
+    return not ref_logps or ref_logps[0].manifest["spec"]["frozen_weights"]
 
 
 def _load(
@@ -188,9 +185,7 @@ def _load(
     """Load the model; return it and its config as stored."""
     for result in stack.results:
         result.files()
-    # The same rule as for the reference, so that their log-probabilities can be compared.
-    frozen = not ref_logps or ref_logps[0].manifest["spec"]["frozen_weights"]
-    loaded = stack.load(compute.weights_dtype(frozen=frozen))
+    loaded = stack.load(compute.weights_dtype(frozen=_frozen(ref_logps)))
     set_special_tokens(loaded, chat)
     return loaded.to(compute.device), stack.config()
 
@@ -215,36 +210,12 @@ def _encode_prompts(
     return accepted, encoded
 
 
-def _responses(
-    spec: EvalSpec,
-    model: PreTrainedModel,
-    chat: ChatTokenizer,
-    compute: Compute,
-    mode: GenerationMode,
-    corpora: list[Artifact],
-    cache: ResponseCache,
-) -> tuple[list[Response], int]:
-    """The judged responses to held-out prompts, and the number of those that were generated rather than cached."""
+def _held_out_prompts(
+    spec: EvalSpec, chat: ChatTokenizer, corpora: list[Artifact]
+) -> tuple[list[Prompt], list[np.ndarray]]:
+    """The held-out prompts that the chat template accepts, and their tokens."""
     prompts: list[Prompt] = []
     for name, corpus in zip(spec.conversations, corpora, strict=True):
         held_out = read_table(corpus.file("held_out.arrow"))
         prompts += choose_prompts(name, held_out, spec.exact_match.limit, spec.samples)
-    prompts, encoded = _encode_prompts(chat, prompts, spec.generation.template_variables)
-    digests = [prompt_digest(prompt) for prompt in encoded]
-    cache.find(digests)
-    new = {digest: prompt for digest, prompt in zip(digests, encoded) if digest not in cache.known}
-    if cached := len(set(digests)) - len(new):
-        print(f"{cached} of {len(set(digests))} responses are cached", flush=True)
-    new_digests = list(new)
-    generate(
-        model,
-        chat,
-        list(new.values()),
-        decoding=spec.generation,
-        batch_size=mode.batch_size(spec.generation.batch_size),
-        compute=compute,
-        cached=mode.cached,
-        on_batch=lambda batch: cache.add({new_digests[index]: text for index, text in batch.items()}),
-    )
-    responses = [judge(prompt, *cache.known[digest], spec.exact_match) for prompt, digest in zip(prompts, digests)]
-    return responses, len(new)
+    return _encode_prompts(chat, prompts, spec.generation.template_variables)

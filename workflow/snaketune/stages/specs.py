@@ -11,7 +11,8 @@ from typing import Any, Literal, TypeVar
 from snaketune.config.base import Fraction, Model
 from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.corpus_sources import CorpusContent, EmptyReasoning, Reasoning
-from snaketune.config.evaluations import ExactMatch, Generation, Report, TaskSettings
+from snaketune.config.evaluations import ExactMatch, Report, TaskSettings
+from snaketune.config.generation import Decoding, Engine, Generation
 from snaketune.config.held_out import RaceMetric
 from snaketune.config.lora import Lora, Quantization
 from snaketune.config.losses import PreferenceLoss
@@ -195,6 +196,43 @@ class BottleneckSpec(Model):
     key: str  # its key in the config: `sft.demo`
     # The baseline first, in the order of their timings; a tuple, since a spec ignores the order of keys.
     variants: tuple[Variant, ...]
+
+
+class PromptsSpec(Model):
+    """The prompts of a sample, and what they must fit into."""
+
+    corpora: tuple[str, ...]
+    split: Literal["train", "held_out"]
+    limit: int | None
+    turns: Literal["last", "all"]
+    longest: int | None
+    template_variables: dict[str, Any]
+    base: Pretrained | Scratch  # the model below the sampled one, which has as many positions
+    new_tokens: int
+
+
+class ResponsesSpec(Model):
+    """Everything besides prompts and tokenizer that affects responses; engines differ by rounding only."""
+
+    # The model itself, or the base layers of its adapters, if that is no result of this workflow.
+    base: Pretrained | Scratch | None
+    trust_remote_code: bool
+    frozen_weights: bool  # as in `RefLogpsSpec`, so that an evaluation of the model finds the same responses
+    decoding: Decoding
+    responses: int
+
+
+class GenerateSpec(ResponsesSpec, Part):
+    """One part of the responses of a sample."""
+
+    engine: Engine
+
+
+class SampleSpec(ResponsesSpec):
+    """A sample."""
+
+    # Only with `reruns_on: {sample: versions}`; otherwise another engine reruns no finished sample.
+    engine: Engine | None = None
 
 
 class EvalSpec(Model):

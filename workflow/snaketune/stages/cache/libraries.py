@@ -11,7 +11,16 @@ from typing import Any
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.optimizers import OPTIMIZERS
 from snaketune.stages.host.streams import escape_output
-from snaketune.stages.specs import CalibrateSpec, CorpusSpec, DpoSpec, EvalSpec, RefLogpsSpec, SftSpec, TokenizerSpec
+from snaketune.stages.specs import (
+    CalibrateSpec,
+    CorpusSpec,
+    DpoSpec,
+    EvalSpec,
+    GenerateSpec,
+    RefLogpsSpec,
+    SftSpec,
+    TokenizerSpec,
+)
 
 Inputs = dict[str, list[Artifact]]
 
@@ -97,6 +106,11 @@ def of_reference(spec: RefLogpsSpec, inputs: Inputs) -> tuple[str, ...]:
 def of_evaluation(spec: EvalSpec, inputs: Inputs) -> tuple[str, ...]:
     has_tasks = spec.tasks is not None
     return _used(torch=True, transformers=True, peft=_adds_adapters(inputs), lm_eval=has_tasks, datasets=has_tasks)
+
+
+def of_responses(spec: GenerateSpec, inputs: Inputs) -> tuple[str, ...]:
+    # vLLM is in an environment of its own; its version is in the manifest.
+    return _used(torch=True, transformers=True, peft=_adds_adapters(inputs))
 
 
 def _adds_adapters(inputs: Inputs) -> bool:

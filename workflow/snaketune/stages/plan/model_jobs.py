@@ -7,7 +7,8 @@
 A training waits for the race before it, which may pause it (`stages.races`).
 """
 
-from snaketune.config.evaluations import Evaluation, ExactMatch, Generation, TaskSettings
+from snaketune.config.evaluations import Evaluation, ExactMatch, TaskSettings
+from snaketune.config.generation import Generation
 from snaketune.config.held_out import snapshot_name
 from snaketune.config.operation import Execution
 from snaketune.config.references import sft_of
@@ -51,22 +52,28 @@ def merge_job(context: Context, name: str) -> Job:
     )
 
 
-def eval_job(context: Context, evaluation_name: str, evaluation: Evaluation, model: str) -> Job:
-    """The job of one model, such as `dpo:demo`, in an evaluation."""
+def named_model(context: Context, model: str) -> tuple[str, Weights, tuple[Job, ...]]:
+    """What `base:NAME`, `sft:NAME`, `dpo:NAME` or `merge:NAME` is: the SFT run that it is or starts from, its weights, and the
+    reference log-probabilities of its training."""
     config = context.config
     kind, _, name = model.partition(":")
     trained = sft_of(config, kind, name)
-    sft = config.sft[trained]
     if kind == "base":
-        weights, references = start_of(context, sft), ()
-    elif kind == "merge":
-        weights, references = Weights(results=(merge_job(context, name),)), ()
-    else:
-        run = config.dpo[name] if kind == "dpo" else sft
-        job = dpo_job(context, name) if kind == "dpo" else sft_job(context, name)
-        weights = weights_of(context, run, job)
-        # The log-probabilities of unpaired completions don't belong to the pairs that are evaluated.
-        references = job.artifacts["ref_logps"] if isinstance(run, Dpo) and not run.unpaired else ()
+        return trained, start_of(context, config.sft[trained]), ()
+    if kind == "merge":
+        return trained, Weights(results=(merge_job(context, name),)), ()
+    run = config.dpo[name] if kind == "dpo" else config.sft[trained]
+    job = dpo_job(context, name) if kind == "dpo" else sft_job(context, name)
+    # The log-probabilities of unpaired completions don't belong to the pairs that are evaluated.
+    references = job.artifacts["ref_logps"] if isinstance(run, Dpo) and not run.unpaired else ()
+    return trained, weights_of(context, run, job), references
+
+
+def eval_job(context: Context, evaluation_name: str, evaluation: Evaluation, model: str) -> Job:
+    """The job of one model, such as `dpo:demo`, in an evaluation."""
+    config = context.config
+    trained, weights, references = named_model(context, model)
+    sft = config.sft[trained]
     # None: tasks that lm-evaluation-harness ships.
     folder = evaluation.tasks.folder if evaluation.tasks else None
     tasks = task_files(folder) if folder else TaskFiles((), ())
@@ -76,7 +83,7 @@ def eval_job(context: Context, evaluation_name: str, evaluation: Evaluation, mod
     ]
     return context.plan(
         "eval",
-        f"{evaluation_name}/{kind}-{name}",
+        f"{evaluation_name}/{model.replace(':', '-')}",
         spec_from(
             EvalSpec,
             evaluation,
@@ -92,7 +99,7 @@ def eval_job(context: Context, evaluation_name: str, evaluation: Evaluation, mod
             "ref_logps": references,
         },
         files={"base": weights.files, "tasks": tasks.inside, "task_data": tasks.outside},
-        operation=Execution(gpus=sft.operation.gpus and 1),
+        operation=spec_from(Execution, evaluation.operation, gpus=sft.operation.gpus and 1),
     )
 
 

@@ -1,10 +1,12 @@
-"""Check that a model generates the same logits in batches and with its cache as for single prompts and without cache.
+"""Check that a model generates the same logits in batches, with its cache, and with one cache for the responses to a prompt,
+as for single prompts and without cache.
 
 It runs once per model: those that ignore left padding (recurrent ones, absolute positions) and faulty caches give other logits
 without any error.
 """
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -14,7 +16,8 @@ from snaketune.engine.model.devices import Compute
 from snaketune.engine.model.logit_differences import TOLERANCE, difference_quantile, largest_differences, scale_of
 from snaketune.engine.model.selftest_rows import ordinary_ids
 from snaketune.errors import SnaketuneError, first_line
-from snaketune.evaluation.generation import left_padded, use_plain_generation
+from snaketune.sampling.decoding import left_padded, prompt_cache, use_plain_generation
+from snaketune.sampling.responses import Request
 from snaketune.tokenization.chat import ChatTokenizer
 
 # Prompt lengths; the longest exceeds common windows and chunks.
@@ -24,16 +27,24 @@ NEW_TOKENS = 4
 
 @dataclass(frozen=True)
 class GenerationMode:
-    """A way to generate: several prompts per batch, padded on the left, or one; with the key/value cache or without."""
+    """A way to generate: several prompts per batch, padded on the left, or one; with the key/value cache or without; with the
+    prompt's cache shared by its responses or not."""
 
     batched: bool
     cached: bool
+    shared: bool = False
 
     def batch_size(self, wanted: int) -> int:
         return wanted if self.batched else 1
 
 
-MODES = (GenerationMode(True, True), GenerationMode(False, True), GenerationMode(False, False))
+MODES = (
+    GenerationMode(True, True, True),
+    GenerationMode(True, True),
+    GenerationMode(False, True, True),
+    GenerationMode(False, True),
+    GenerationMode(False, False),
+)
 
 
 @torch.no_grad()
@@ -50,7 +61,8 @@ def choose_generation_mode(model: PreTrainedModel, chat: ChatTokenizer, compute:
             fault = _fault(model, chat, prompts, expected, mode, compute.dtype)
             if not fault:
                 break
-            how = f"{'batches' if mode.batched else 'single prompts'} {'with' if mode.cached else 'without'} cache"
+            shared = "a shared" if mode.shared else "with a"
+            how = f"{'batches' if mode.batched else 'single prompts'}, {shared if mode.cached else 'no'} cache"
             faults.append(f"{how}: {fault}")
     if fault:
         raise SnaketuneError(
@@ -58,8 +70,9 @@ def choose_generation_mode(model: PreTrainedModel, chat: ChatTokenizer, compute:
             "trusted; exclude the model from the evaluation"
         )
     if faults:
-        now = "one prompt at a time" + ("" if mode.cached else ", without cache")
-        print(f"{name} can't generate as usual ({'; '.join(faults)}); it generates {now}", flush=True)
+        now = [*([] if mode.batched else ["one prompt at a time"]), *([] if mode.cached else ["without cache"])]
+        now += [] if mode.shared or not mode.cached else ["every response from the prompt's first token"]
+        print(f"{name} can't generate as usual ({'; '.join(faults)}); it generates {', '.join(now)}", flush=True)
     return mode
 
 
@@ -93,17 +106,23 @@ def _fault(
 ) -> str:
     scale = scale_of(torch.cat([logits_NV for _, logits_NV in expected])).item()
     shares, labels = [], []
-    numbered = list(zip(prompts, expected))
-    for chunk in [numbered] if mode.batched else [[pair] for pair in numbered]:
-        ids_BW, mask_BW = left_padded([prompt for prompt, _ in chunk], chat.pad_id)
+    # Two responses to each prompt, if they share its cache.
+    numbered = [[pair] * (2 if mode.shared else 1) for pair in zip(prompts, expected)]
+    for chunk in [list(chain(*numbered))] if mode.batched else numbered:
+        ids_BW, mask_BW = (
+            padded.to(model.device) for padded in left_padded([prompt for prompt, _ in chunk], chat.pad_id)
+        )
         try:
+            requests = [Request(prompt) for prompt, _ in chunk]
+            prefix = prompt_cache(model, requests, ids_BW, mask_BW) if mode.shared else {}
             out = model.generate(
-                input_ids=ids_BW.to(model.device),
-                attention_mask=mask_BW.to(model.device),
+                input_ids=ids_BW,
+                attention_mask=mask_BW,
                 max_new_tokens=NEW_TOKENS,
                 use_cache=mode.cached,
                 output_logits=True,
                 return_dict_in_generate=True,
+                **prefix,
             )
         except torch.OutOfMemoryError:
             raise

@@ -5,12 +5,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from snaketune.config.evaluations import Decoding
 from snaketune.errors import SnaketuneError
-from snaketune.evaluation.generation import generate
-from snaketune.evaluation.generation_check import choose_generation_mode
-from tests.evaluation.test_generation import Chat
+from snaketune.sampling.generation_check import choose_generation_mode
 from tests.models.conftest import CPU, tiny_model
+
+from .generated import Chat, texts
 
 
 def usual():
@@ -59,7 +58,7 @@ def sly():
     ("make", "batched", "cached", "said"),
     [
         (usual, True, True, ""),
-        (recurrent, False, True, "rwkv can't generate as usual (batches with cache: other logits"),
+        (recurrent, False, True, "rwkv can't generate as usual (batches, a shared cache: "),
         (forgetful, False, False, "it generates one prompt at a time, without cache"),
     ],
 )
@@ -69,15 +68,7 @@ def test_a_model_uses_the_first_right_generation_mode(make, batched, cached, sai
     assert (way.batched, way.cached) == (batched, cached)
     assert said in capsys.readouterr().out if said else not capsys.readouterr().out
     prompts = [np.random.default_rng(n).integers(4, 97, n).astype(np.int32) for n in (3, 17, 9)]
-    written = generate(
-        model,
-        Chat(),
-        prompts,
-        decoding=Decoding(max_new_tokens=6),
-        batch_size=way.batch_size(3),
-        compute=CPU,
-        cached=way.cached,
-    )
+    written = texts(model, prompts, mode=way, max_new_tokens=6)
     assert [text for text, _ in written] == [greedily(model, prompt, 6) for prompt in prompts]
 
 
@@ -91,6 +82,6 @@ def greedily(model, prompt: np.ndarray, tokens: int) -> str:
 
 def test_a_model_without_a_right_generation_mode_is_refused():
     with pytest.raises(
-        SnaketuneError, match=r"llama: logits of generation differ from those of its forward .*without cache"
+        SnaketuneError, match=r"llama: logits of generation differ from those of its forward .*no cache"
     ):
         choose_generation_mode(sly(), Chat(), CPU)

@@ -5,19 +5,19 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from snaketune.config.evaluations import Decoding
-from snaketune.evaluation.generation import Draw, PenalizeRepeated, cut, generate, left_padded
-from tests.evaluation.test_generation import Chat
-from tests.models.conftest import CPU, tiny_model
+from snaketune.sampling.decoding import Draw, PenalizeRepeated, left_padded
+from snaketune.sampling.responses import batches, cut
+from tests.models.conftest import tiny_model
+
+from .generated import Chat, engine_of, several
 
 PROMPTS = [np.arange(4, 4 + n, dtype=np.int32) for n in (3, 9, 5, 1, 2)]
 
 
-def written(prompts: list[np.ndarray] = PROMPTS, batch_size: int = 99, stops: tuple[int, ...] = (1,), **settings):
-    chat = Chat()
-    chat.stop_ids = stops
-    decoding = Decoding(**({"max_new_tokens": 12} | settings))
-    return generate(tiny_model("llama"), chat, prompts, decoding=decoding, batch_size=batch_size, compute=CPU)
+def written(prompts: list[np.ndarray] = PROMPTS, batch_size: int = 99, stops: tuple[int, ...] = (1,), **decoding):
+    rows = several(tiny_model("llama"), prompts, batch_size=batch_size, chat=Chat(*stops), **decoding)
+    # Log-probabilities differ by rounding.
+    return [response._replace(logp=None, tokens=tuple(response.tokens)) for (response,) in rows]
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,9 @@ def test_a_response_ends_before_the_first_stop_text_and_counts_its_tokens():
         position = whole.find(stop)
         assert response.text == (whole if position < 0 else whole[:position])
         # The stop text ends with a space, which only the next token adds.
-        assert response.tokens == (12 if position < 0 else len((whole[: position + len(stop)] + "x").split()))
-    assert stopped[0].text and stopped[0].tokens < 12
+        assert len(response.tokens) == (12 if position < 0 else len((whole[: position + len(stop)] + "x").split()))
+    assert stopped[0].text and len(stopped[0].tokens) < 12
+    assert {response.ended for response in stopped} == {"stop", "length"}
 
 
 def test_a_batch_ends_when_all_of_its_rows_have_stopped():
@@ -101,29 +102,15 @@ def test_a_batch_ends_when_all_of_its_rows_have_stopped():
 
     model.forward = counting
     first = [response.text.split()[1] for response in written(stops=(2,))]
-    chat = Chat()
-    chat.stop_ids = (2,)
-    decoding = Decoding(max_new_tokens=40, stop=tuple(f"{word}" for word in first))
-    responses = generate(model, chat, PROMPTS, decoding=decoding, batch_size=99, compute=CPU)
-    assert max(response.tokens for response in responses) == len(widths) <= 3
+    rows = several(model, PROMPTS, chat=Chat(2), max_new_tokens=40, stop=tuple(first))
+    assert max(len(response.tokens) for (response,) in rows) == len(widths) <= 3
 
 
-def test_on_batch_is_called_after_each_batch():
-    """An evaluation that is killed loses one batch at most."""
-    model, batches = tiny_model("llama"), []
-
-    def killed(batch):
-        batches.append(batch)
-        if len(batches) == 2:
-            raise KeyboardInterrupt
-
-    how = {"decoding": Decoding(max_new_tokens=12), "batch_size": 2, "compute": CPU}
-    with pytest.raises(KeyboardInterrupt):
-        generate(model, Chat(), PROMPTS, **how, on_batch=killed)
-    whole = written()
+def test_responses_arrive_batch_by_batch():
+    """What is killed loses one batch at most."""
+    arriving = engine_of(tiny_model("llama"), max_new_tokens=12).generate(batches(PROMPTS, 1, 2))
     # The shortest prompts are first.
-    assert [sorted(batch) for batch in batches] == [[3, 4], [0, 2]]
-    assert all(whole[number] == response for batch in batches for number, response in batch.items())
+    assert [len(next(arriving)) for _ in range(3)] == [2, 2, 1]
 
 
 def test_a_stop_text_ends_with_the_fewest_tokens_that_contain_it():

@@ -1,0 +1,60 @@
+"""The `sample:` section."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from snaketune.config.base import Model, Name, PositiveInt
+from snaketune.config.evaluations import ListedOnce, ModelReference
+from snaketune.config.generation import EngineChoice, Generation
+
+
+class Prompts(Model):
+    """Prompts from corpora: conversations up to an assistant's turn, or prompts of preferences."""
+
+    corpora: Annotated[tuple[Name, ...], Field(min_length=1), ListedOnce]
+    """Corpora of conversations, preferences or unpaired rows."""
+    split: Literal["train", "held_out"] = "train"
+    """Rows that prompts are taken from."""
+    limit: PositiveInt | None = None
+    """Maximum number of rows per corpus, the first by id; ids are digests, so that is a random choice. Default: all."""
+    turns: Literal["last", "all"] = "last"
+    """`last` makes one prompt of a conversation, up to its last assistant turn; `all` makes one for each assistant turn."""
+    longest: PositiveInt | None = None
+    """Leaves out prompts with more tokens; they are counted. Default: a prompt that doesn't fit into the model ends the run."""
+
+
+class SampleOperation(EngineChoice):
+    """Execution of sampling. An edit reruns no finished result."""
+
+    gpus: Annotated[int, Field(ge=0)] = 1
+    """GPUs of each part. `transformers` uses one; `vllm` divides the model among them. 0 computes on the CPU."""
+    parts: PositiveInt = 1
+    """Jobs that the prompts are divided among; they run in parallel where there are GPUs or nodes for it."""
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> Self:
+        if self.gpus > 1 and self.engine == "transformers":
+            raise ValueError(f"gpus is {self.gpus}, but engine transformers uses one; raise parts instead")
+        return self
+
+
+class Sample(Model):
+    """Responses of a model to prompts, several per prompt, as a table."""
+
+    model: ModelReference
+    """Model: `base:NAME` (the initial weights of the SFT run NAME), `sft:NAME`, `dpo:NAME` or `merge:NAME`."""
+    prompts: Prompts
+    responses: PositiveInt = 1
+    """Responses per prompt. A higher number computes only those that are missing."""
+    generation: Generation = Generation()
+    operation: SampleOperation = SampleOperation()
+
+    @model_validator(mode="after")
+    def _differ(self) -> Self:
+        if self.responses > 1 and not self.generation.temperature:
+            raise ValueError(
+                f"responses is {self.responses}, but with temperature 0 all of them would be the same; raise "
+                "generation.temperature"
+            )
+        return self

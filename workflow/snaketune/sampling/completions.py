@@ -1,0 +1,342 @@
+"""A client of servers with the completions interface of OpenAI (vLLM, SGLang, llama.cpp, `transformers serve`).
+
+    prompt      token ids where the server takes them, else the text, if it encodes to the same ids
+    tokens      the ids that the server returns (vLLM), else the response's text is encoded
+    logp        of the returned tokens (vLLM), else None
+
+Before anything is generated, the server's model and vocabulary are compared with what the config says. What fails in a way that
+may pass is tried again with back-off. A response is one answer to one request; it is never requested again once it is there.
+"""
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import httpx
+import numpy as np
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from snaketune.config.generation import Decoding, Server
+from snaketune.errors import SnaketuneError, printable
+from snaketune.progress import progress
+from snaketune.sampling.responses import Request, Response, cut, tokens_in
+from snaketune.tokenization.chat import ChatTokenizer
+
+T = TypeVar("T")
+# Seconds for which arrived responses are collected, which a kill may lose.
+SECONDS_PER_GROUP = 1.0
+TIMEOUT = httpx.Timeout(600.0, connect=10.0)
+# Statuses after which the same request may succeed.
+PASSING = {408, 409, 425, 429, *range(500, 600)}
+# Its tokens differ between vocabularies: several scripts, digits, code, spaces.
+PROBE = "The quick brown fox: 12345.67 kg, naïve café\n\tdef f(x): return x**2  # Привет, 你好, こんにちは 🦊"
+# Fields that vLLM has besides those of OpenAI.
+VLLM_FIELDS = {"return_token_ids": True, "ignore_eos": True, "repetition_penalty": 1.0}
+
+
+class Passing(Exception):
+    """A failure of a request that may pass: no connection, a busy server, a damaged answer."""
+
+
+class Dialect(NamedTuple):
+    """What a server understands: whether it has vLLM's fields and takes token ids, and whether it puts a token before texts."""
+
+    vllm: bool
+    ids: bool
+    adds_bos: bool = False
+
+
+@dataclass(kw_only=True)
+class Completions:
+    """A server.
+
+    Args:
+        connect: opens a client whose base URL is the server's.
+        model_name: the name by which the server calls the model.
+        concurrent: requests at a time.
+        check_alive: raises SnaketuneError if the server can't come back, such as a process that has ended.
+        patience: seconds for which a request is tried again.
+    """
+
+    connect: Callable[[], httpx.AsyncClient]
+    model_name: str
+    chat: ChatTokenizer
+    decoding: Decoding
+    concurrent: int = 64
+    check_alive: Callable[[], None] = lambda: None
+    patience: float = 600.0
+    about: dict[str, Any] = field(default_factory=dict)
+    _said: float = -math.inf
+
+    def generate(self, wanted: Sequence[Sequence[Request]]) -> Iterator[dict[bytes, Response]]:
+        """Yield the responses to requests as they arrive.
+
+        Raises:
+            SnaketuneError: the server refuses requests, serves another model or vocabulary, or fails for longer than
+                `patience`. What was answered until then, also to requests on their way, has been yielded.
+        """
+        requests = [request for batch in wanted for request in batch]
+        # The event loop runs between two groups only; requests that are on their way go on meanwhile.
+        with asyncio.Runner() as runner:
+            self.client = runner.run(_opened(self.connect))
+            dialect = runner.run(self.probe())
+            arrived = self._arriving(runner, requests, dialect)
+            yield from progress(arrived, "generating", "responses", len(requests), len, tokens=tokens_in)
+
+    def _arriving(
+        self, runner: asyncio.Runner, requests: Sequence[Request], dialect: Dialect
+    ) -> Iterator[dict[bytes, Response]]:
+        """Yield groups of responses as they arrive. After an error no request is sent; those on their way are waited for, and
+        the error is raised when their responses have been yielded."""
+        waiting, running = iter(requests), dict[asyncio.Task[Response], Request]()
+        failure: BaseException | None = None
+
+        async def group() -> dict[bytes, Response]:
+            nonlocal failure
+            finished: dict[bytes, Response] = {}
+            until = time.monotonic() + SECONDS_PER_GROUP
+            while time.monotonic() < until:
+                while failure is None and len(running) < self.concurrent and (request := next(waiting, None)):
+                    running[asyncio.create_task(self._respond(request, dialect))] = request
+                if not running:
+                    break
+                done, _ = await asyncio.wait(running, timeout=SECONDS_PER_GROUP, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    request = running.pop(task)
+                    if error := task.exception():
+                        failure = failure or error
+                    else:
+                        finished[request.digest] = task.result()
+            return finished
+
+        while True:
+            if finished := runner.run(group()):
+                yield finished
+            if not running:
+                break
+        if failure is not None:
+            raise failure
+
+    async def probe(self) -> Dialect:
+        """Find out what the server understands, and compare its model and vocabulary with ours."""
+        models = (await self._get("/v1/models")).get("data") or []
+        served = [str(entry.get("id")) for entry in models if isinstance(entry, dict)]
+        ids = self.chat.encode_text(PROBE).ids
+        dialects = (Dialect(True, True), Dialect(False, True), Dialect(False, False))
+        refused = ""
+        for dialect in dialects:
+            prompt = ids if dialect.ids else PROBE
+            reply = await self._post(self._body(prompt, dialect, max_tokens=1, seed=0), refusable=True)
+            if isinstance(reply, dict):
+                break
+            refused = reply
+        else:
+            raise SnaketuneError(f"{self.client.base_url} refuses completions: {refused}")
+        named = str(reply.get("model"))
+        if self.model_name not in served and not (
+            named.startswith(f"{self.model_name}@") or (not served and named == self.model_name)
+        ):
+            raise SnaketuneError(
+                f"{self.client.base_url} serves {', '.join(served) or named}, and not {self.model_name!r}; name one of them "
+                "under operation.engine.model"
+            )
+        adds_bos, checked = await self._compare_vocabulary(ids, dialect, reply)
+        self.about |= {"prompts": "ids" if dialect.ids else "text", "vocabulary": checked}
+        return dialect._replace(adds_bos=adds_bos)
+
+    async def _compare_vocabulary(self, ids: list[int], dialect: Dialect, reply: dict[str, Any]) -> tuple[bool, str]:
+        """Whether the server puts a token before texts, and how its vocabulary was compared with ours."""
+        body = {"model": self.model_name, "prompt": PROBE, "content": PROBE}
+        found = await self._post(
+            body | {"add_special_tokens": False, "add_special": False}, "/tokenize", refusable=True
+        )
+        if isinstance(found, dict) and isinstance(found.get("tokens"), list):
+            if found["tokens"] != ids:
+                raise self._other_vocabulary(f"it encodes {PROBE[:20]!r}… to {found['tokens'][:8]}…, not {ids[:8]}…")
+            if dialect.ids:
+                return False, "equal"
+        if dialect.ids:
+            text_reply = await self._post(self._body(PROBE, dialect, max_tokens=1, seed=0), refusable=True)
+            reply = text_reply if isinstance(text_reply, dict) else {}
+        count = (reply.get("usage") or {}).get("prompt_tokens")
+        if count is None:
+            print(f"{self.client.base_url} doesn't tell how it tokenizes: its vocabulary isn't compared", flush=True)
+            return False, "unknown"
+        if count not in (len(ids), len(ids) + 1):
+            raise self._other_vocabulary(f"it encodes a text to {count} tokens, not {len(ids)}")
+        return count > len(ids), "equal number of tokens"
+
+    def _other_vocabulary(self, why: str) -> SnaketuneError:
+        return SnaketuneError(
+            f"{self.client.base_url}: {self.model_name} has another vocabulary than the tokenizer of this model ({why}); serve "
+            "the model with its own tokenizer"
+        )
+
+    async def _respond(self, request: Request, dialect: Dialect) -> Response:
+        prompt = request.prompt.tolist() if dialect.ids else self._text(request.prompt, dialect)
+        seed = int.from_bytes(request.seed(self.decoding.seed)[:4], "little") >> 1
+        body = self._body(prompt, dialect, max_tokens=self.decoding.max_new_tokens, seed=seed)
+
+        async def ask() -> Response:
+            return self._read(_json(await self._sent("POST", "/v1/completions", body)), request)
+
+        return await self._tried(ask)
+
+    def _read(self, reply: dict[str, Any], request: Request) -> Response:
+        """The response in a reply; raises Passing if the reply is damaged."""
+        named = str(reply.get("model"))
+        if named != self.model_name and not named.startswith(f"{self.model_name}@"):
+            raise SnaketuneError(f"{self.client.base_url} answered as {named}, not as {self.model_name}")
+        count = (reply.get("usage") or {}).get("prompt_tokens")
+        if count is not None and count != len(request.prompt):
+            raise self._other_vocabulary(f"a prompt of {len(request.prompt)} tokens has {count} there")
+        choices = reply.get("choices")
+        match choices:
+            case [{"text": str() as text, "finish_reason": ("stop" | "length") as ended, **more}]:
+                pass
+            case _:
+                raise Passing(f"it answered {printable(str(choices))[:200]}, which isn't one finished response")
+        stops, tokens, logp = self.decoding.stop, more.get("token_ids"), None
+        if isinstance(tokens, list):
+            # Cut like the responses of other engines.
+            text, length = cut(tokens, self.chat.decode, stops)
+            tokens = tokens[:length]
+            logps = ((more.get("logprobs") or {}).get("token_logprobs") or [])[:length]
+            logp = math.fsum(logps) if len(logps) == length and None not in logps else None
+        else:
+            tokens = self.chat.encode_text(text).ids
+        return Response(text, tokens, ended, logp)
+
+    def _body(self, prompt: list[int] | str, dialect: Dialect, *, max_tokens: int, seed: int) -> dict[str, Any]:
+        decoding, stops = self.decoding, list(self.decoding.stop)
+        fields: dict[str, Any] = {"model": self.model_name, "prompt": prompt, "max_tokens": max_tokens}
+        fields |= {"temperature": decoding.temperature, "top_p": decoding.top_p, "seed": seed}
+        if dialect.vllm:
+            fields |= VLLM_FIELDS | {"stop_token_ids": list(self.chat.stop_ids), "logprobs": 0}
+        else:
+            stops += [self.chat.text([token]) for token in self.chat.stop_ids]
+        if decoding.top_k:
+            fields["top_k"] = decoding.top_k
+        if decoding.repetition_penalty != 1.0:
+            fields["repetition_penalty"] = decoding.repetition_penalty
+        return fields | ({"stop": stops} if stops else {})
+
+    def _text(self, prompt: np.ndarray, dialect: Dialect) -> str:
+        """The text of a prompt for a server that takes no ids."""
+        ids = prompt.tolist()
+        text = self.chat.text(ids)
+        if self.chat.encode_text(text).ids != ids:
+            raise SnaketuneError(
+                f"{self.client.base_url} takes no token ids, and a prompt's text has other tokens when it is encoded again "
+                f"({printable(text)[:80]!r}); use a server that takes ids, such as vLLM"
+            )
+        if not dialect.adds_bos:
+            return text
+        first = self.chat.text(ids[:1])
+        if not self.chat.template_only[ids[0]] or not text.startswith(first):
+            raise SnaketuneError(
+                f"{self.client.base_url} takes no token ids and puts a token before each text, which the chat template doesn't "
+                "write; use a server that takes ids, such as vLLM"
+            )
+        return text.removeprefix(first)
+
+    async def _get(self, path: str) -> dict[str, Any]:
+        async def ask() -> dict[str, Any]:
+            return _json(await self._sent("GET", path))
+
+        return await self._tried(ask)
+
+    async def _post(
+        self, body: dict[str, Any], path: str = "/v1/completions", *, refusable: bool
+    ) -> dict[str, Any] | str:
+        """The answer to a request; why the server refused it, if it is `refusable`."""
+
+        async def send() -> dict[str, Any] | str:
+            reply = await self._sent("POST", path, body)
+            return reply.text[:300] if refusable and 400 <= reply.status_code < 500 else _json(reply)
+
+        return await self._tried(send)
+
+    async def _sent(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        try:
+            reply = await self.client.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise Passing(f"{type(error).__name__}: {error}") from None
+        if reply.status_code in PASSING:
+            raise Passing(
+                f"status {reply.status_code}: {printable(reply.text)[:200]}", reply.headers.get("retry-after")
+            )
+        if reply.status_code in (401, 403):
+            raise SnaketuneError(
+                f"{self.client.base_url} refuses the key: {printable(reply.text)[:200]}; name the environment variable that "
+                "holds it under operation.engine.key_variable"
+            )
+        return reply
+
+    async def _tried(self, action: Callable[[], Awaitable[T]]) -> T:
+        """The result of `action`, which is repeated while it fails in a way that may pass."""
+        try:
+            return await AsyncRetrying(
+                retry=retry_if_exception_type(Passing),
+                wait=_wait,
+                stop=stop_after_delay(self.patience),
+                before_sleep=self._say,
+                reraise=True,
+            )(action)
+        except Passing as failure:
+            raise SnaketuneError(
+                f"{self.client.base_url} failed for {self.patience:g} s, last with {failure.args[0]}; run again to resume: "
+                "finished responses are kept"
+            ) from None
+
+    def _say(self, state: RetryCallState) -> None:
+        self.check_alive()
+        failure = state.outcome.exception().args[0] if state.outcome else ""
+        # Of many requests that fail for one reason, one line every few seconds.
+        if time.monotonic() - self._said > 5:
+            self._said = time.monotonic()
+            print(f"{self.client.base_url}: {failure}; trying again", flush=True)
+
+
+def _wait(state: RetryCallState) -> float:
+    """Seconds until the next attempt: what the server asks for, else up to half a minute, random."""
+    failure = state.outcome.exception() if state.outcome else None
+    asked = failure.args[1] if failure and len(failure.args) > 1 else None
+    if asked and str(asked).isdecimal():
+        return min(float(asked), 60.0)
+    return wait_random_exponential(multiplier=0.5, max=30)(state)
+
+
+def _json(reply: httpx.Response) -> dict[str, Any]:
+    if reply.status_code != 200:
+        raise SnaketuneError(
+            f"{reply.request.url} refuses a request, status {reply.status_code}: {printable(reply.text)[:300]}"
+        )
+    try:
+        value = reply.json()
+    except ValueError:
+        raise Passing(f"it answered {printable(reply.text)[:80]!r}, which is no complete JSON") from None
+    if not isinstance(value, dict):
+        raise Passing(f"it answered {printable(reply.text)[:80]!r}, which is no JSON object")
+    return value
+
+
+async def _opened(connect: Callable[[], httpx.AsyncClient]) -> httpx.AsyncClient:
+    return connect()
+
+
+def connection(server: Server) -> Callable[[], httpx.AsyncClient]:
+    """What connects to the server of a config; SnaketuneError if the variable of its key isn't set."""
+    headers = {}
+    if server.key_variable:
+        key = os.environ.get(server.key_variable)
+        if not key:
+            raise SnaketuneError(f"operation.engine.key_variable: the environment has no {server.key_variable}")
+        headers["Authorization"] = f"Bearer {key}"
+    return lambda: httpx.AsyncClient(
+        base_url=server.url.rstrip("/"), headers=headers, timeout=TIMEOUT, limits=httpx.Limits()
+    )

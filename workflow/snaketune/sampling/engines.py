@@ -1,0 +1,132 @@
+"""Which engine generates: the choice of the config, resolved on the machine of the job, and made ready."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from snaketune.artifacts.manifest import Artifact
+from snaketune.config.base_models import Pretrained
+from snaketune.config.generation import Decoding, Server
+from snaketune.config.generation import Engine as EngineName
+from snaketune.engine.model.devices import Compute
+from snaketune.errors import SnaketuneError
+from snaketune.models.adapter_stack import ADAPTER, AdapterStack, is_adapter_only
+from snaketune.models.load_model import set_special_tokens
+from snaketune.sampling.completions import Completions, connection
+from snaketune.sampling.responses import Engine, Request, Response
+from snaketune.sampling.vllm_engine import ADVICE, ServedModel, VllmEngine, adapter_rank, find_vllm
+from snaketune.stages.cache.work_folders import WorkFolder
+from snaketune.tokenization.chat import ChatTokenizer
+
+
+def resolve(engine: EngineName, environment: str | None, device: str) -> EngineName:
+    """The engine that `auto` stands for here, else the one that is named.
+
+    Args:
+        environment: folder of vLLM's environment, if the config names one.
+        device: `cuda`, `cpu` or `mps`.
+    Raises:
+        SnaketuneError: vLLM is named, and isn't there.
+    """
+    if engine not in ("auto", "vllm"):
+        return engine
+    found = find_vllm(environment)
+    if engine == "vllm" or (environment and not found):
+        if not found:
+            raise SnaketuneError(
+                f"operation.engine: vllm, but {environment or 'this environment'} has no vLLM; {ADVICE}"
+            )
+        return "vllm"
+    if device != "cuda" or not found:
+        why = "there is no GPU" if device != "cuda" else f"vLLM, which is many times as fast, isn't found: {ADVICE}"
+        print(f"operation.engine: auto is transformers here, as {why}", flush=True)
+        return "transformers"
+    print(f"operation.engine: auto is vLLM here ({found})", flush=True)
+    return "vllm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerEngine:
+    """Generation by a server that the config names."""
+
+    server: Server
+    completions: Completions
+
+    def identity(self) -> dict[str, Any]:
+        return {"name": "server", "url": self.server.url, "model": self.server.model}
+
+    def about(self) -> dict[str, Any]:
+        return self.identity() | self.completions.about
+
+    def generate(self, wanted: Sequence[Sequence[Request]]) -> Iterator[dict[bytes, Response]]:
+        if wanted:
+            print(f"prompts are sent to {self.server.url}", flush=True)
+            yield from self.completions.generate(wanted)
+
+
+def server_engine(
+    engine: EngineName,
+    *,
+    environment: str | None,
+    stack: AdapterStack,
+    tokenizer: Artifact,
+    chat: ChatTokenizer,
+    decoding: Decoding,
+    compute: Compute,
+    frozen: bool,
+    gpus: int,
+    longest: int,
+    work: WorkFolder,
+) -> Engine:
+    """The engine `vllm`, or a server's.
+
+    Args:
+        frozen: as in `RefLogpsSpec.frozen_weights`.
+        longest: tokens of the longest prompt with its response.
+    """
+    if isinstance(engine, Server):
+        completions = Completions(connect=connection(engine), model_name=engine.model, chat=chat, decoding=decoding)
+        return ServerEngine(server=engine, completions=completions)
+    command = find_vllm(environment)
+    assert command is not None, "`resolve` has found it"
+    dtype = str(compute.dtype).removeprefix("torch.")
+    return VllmEngine(
+        command=command,
+        served=_served_model(stack, chat, compute, frozen, work),
+        chat=chat,
+        tokenizer=tokenizer.folder,
+        decoding=decoding,
+        dtype=dtype,
+        device=compute.device.type,
+        gpus=gpus,
+        longest=longest,
+    )
+
+
+def _served_model(
+    stack: AdapterStack, chat: ChatTokenizer, compute: Compute, frozen: bool, work: WorkFolder
+) -> Callable[[], ServedModel]:
+    """What assembles the model that vLLM loads: the result's own folder; the base with the adapter of the result, unmerged; or
+    a copy in the work folder, where vLLM can't load either."""
+
+    def served() -> ServedModel:
+        config, top = stack.config(), stack.results[:1]
+        for result in stack.results:
+            result.files()
+        if top and not is_adapter_only(top[0]):
+            return ServedModel(base=Pretrained(path=str(top[0].folder), trust_remote_code=stack.trust_remote_code))
+        below = stack.weights
+        plain = below is not None and below.rope is None
+        if plain and not top and config.get_text_config().vocab_size >= chat.vocab_size:
+            return ServedModel(base=below)
+        one_adapter = len([result for result in stack.results if is_adapter_only(result)]) == 1
+        if plain and one_adapter and (rank := adapter_rank(top[0].folder / ADAPTER)):
+            return ServedModel(base=below, adapter=top[0].folder / ADAPTER, rank=rank)
+        folder = work.state / "served-model"
+        print(f"vLLM is given a copy of the model with its adapters merged, in {folder}", flush=True)
+        model = stack.load(compute.weights_dtype(frozen=frozen))
+        set_special_tokens(model, chat)
+        model.save_pretrained(folder)
+        return ServedModel(base=Pretrained(path=str(folder), trust_remote_code=stack.trust_remote_code))
+
+    return served

