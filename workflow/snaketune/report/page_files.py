@@ -23,7 +23,8 @@ from snaketune.report.data.job_table import cards, job_rows, tokenizer_rows, ver
 from snaketune.report.data.packing_flow import pack_flows, training_flows
 from snaketune.report.data.preference_shift import flips, preference_changes
 from snaketune.report.data.races import races_of
-from snaketune.report.data.results import ResultSet
+from snaketune.report.data.results import ResultSet, unique
+from snaketune.report.data.sampled import sampled_tables
 from snaketune.report.data.samples import Sample, answers_while_training, choose, dropped_examples, tokenized_rows
 from snaketune.report.html import render
 from snaketune.report.judge.ending import ending
@@ -102,6 +103,7 @@ class Pages:
                 "side_by_side": self.side_by_side,
                 "while_training": answers_while_training(results),
             },
+            "sampling": self._sampling,
             "compare": lambda: {"comparisons": earlier.comparisons},
         }
         self.tables: dict[str, Callable[[], Table]] = {
@@ -148,7 +150,11 @@ class Pages:
             "trainings": training_flows(results),
             "tokenizers": tokenizer_rows(results),
             "tables": {
-                name: {"models": [scored.model for scored in models], "measures": measures.measures(models)}
+                name: {
+                    "models": [scored.model for scored in models],
+                    "measures": measures.measures(models),
+                    "engines": unique(scored.engine for scored in models if scored.engine),
+                }
                 for name, models in results.evaluations.items()
             },
             "races": self.races,
@@ -168,6 +174,12 @@ class Pages:
         drawn = zip(*(self.charts[name].figures for name in ("lengths", "packing", "supervised")), strict=True)
         panels = dict(zip([flow.name for flow in flows if flow.packed], drawn))
         return {"packs": flows, "panels_of": panels, "tokenized": tokenized_rows(self.results)}
+
+    def _sampling(self) -> dict[str, Any]:
+        # Two panels for each sample.
+        figures = self.charts["sampled"].figures
+        drawn = [list(pair) for pair in zip(figures[::2], figures[1::2], strict=True)]
+        return {"sampled_tables": list(zip(sampled_tables(self.results), drawn, strict=True))}
 
     def _samples(self, per_corpus: int | None = None) -> dict[str, list[Sample]]:
         evaluations = self.results.evaluations.items()

@@ -21,6 +21,7 @@ PAGES: tuple[tuple[set[str], dict[str, tuple[str, str]]], ...] = (
             "samples.html": ("Evaluation", "samples"),
         },
     ),
+    ({"sample"}, {"sampling.html": ("Sampling", "sampling")}),
     ({"dpo", "eval"}, {"preferences.html": ("Evaluation", "preferences")}),
 )
 

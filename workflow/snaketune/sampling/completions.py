@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import httpx
@@ -69,7 +69,6 @@ class Completions:
     concurrent: int = 64
     check_alive: Callable[[], None] = lambda: None
     patience: float = 600.0
-    about: dict[str, Any] = field(default_factory=dict)
     _said: float = -math.inf
 
     def generate(self, wanted: Sequence[Sequence[Request]]) -> Iterator[dict[bytes, Response]]:
@@ -123,8 +122,7 @@ class Completions:
 
     async def probe(self) -> Dialect:
         """Find out what the server understands, and compare its model and vocabulary with ours."""
-        models = (await self._get("/v1/models")).get("data") or []
-        served = [str(entry.get("id")) for entry in models if isinstance(entry, dict)]
+        served = await self._served()
         ids = self.chat.encode_text(PROBE).ids
         dialects = (Dialect(True, True), Dialect(False, True), Dialect(False, False))
         refused = ""
@@ -135,7 +133,8 @@ class Completions:
                 break
             refused = reply
         else:
-            raise SnaketuneError(f"{self.client.base_url} refuses completions: {refused}")
+            names = f"; it serves {', '.join(served)}" if served else ""
+            raise SnaketuneError(f"{self.client.base_url} refuses completions of {self.model_name!r}: {refused}{names}")
         named = str(reply.get("model"))
         if self.model_name not in served and not (
             named.startswith(f"{self.model_name}@") or (not served and named == self.model_name)
@@ -145,7 +144,8 @@ class Completions:
                 "under operation.engine.model"
             )
         adds_bos, checked = await self._compare_vocabulary(ids, dialect, reply)
-        self.about |= {"prompts": "ids" if dialect.ids else "text", "vocabulary": checked}
+        how = "token ids" if dialect.ids else "text"
+        print(f"{self.client.base_url} takes {how}; its vocabulary, compared with ours: {checked}", flush=True)
         return dialect._replace(adds_bos=adds_bos)
 
     async def _compare_vocabulary(self, ids: list[int], dialect: Dialect, reply: dict[str, Any]) -> tuple[bool, str]:
@@ -164,8 +164,7 @@ class Completions:
             reply = text_reply if isinstance(text_reply, dict) else {}
         count = (reply.get("usage") or {}).get("prompt_tokens")
         if count is None:
-            print(f"{self.client.base_url} doesn't tell how it tokenizes: its vocabulary isn't compared", flush=True)
-            return False, "unknown"
+            return False, "unknown, as it doesn't tell how it tokenizes"
         if count not in (len(ids), len(ids) + 1):
             raise self._other_vocabulary(f"it encodes a text to {count} tokens, not {len(ids)}")
         return count > len(ids), "equal number of tokens"
@@ -182,7 +181,7 @@ class Completions:
         body = self._body(prompt, dialect, max_tokens=self.decoding.max_new_tokens, seed=seed)
 
         async def ask() -> Response:
-            return self._read(_json(await self._sent("POST", "/v1/completions", body)), request)
+            return self._read(_json(await self._sent("/v1/completions", body)), request)
 
         return await self._tried(ask)
 
@@ -236,19 +235,28 @@ class Completions:
             )
         if not dialect.adds_bos:
             return text
-        first = self.chat.text(ids[:1])
-        if not self.chat.template_only[ids[0]] or not text.startswith(first):
+        bos = self.chat.template.variables.get("bos_token")
+        if not bos or not text.startswith(bos):
             raise SnaketuneError(
                 f"{self.client.base_url} takes no token ids and puts a token before each text, which the chat template doesn't "
                 "write; use a server that takes ids, such as vLLM"
             )
-        return text.removeprefix(first)
+        return text.removeprefix(bos)
 
-    async def _get(self, path: str) -> dict[str, Any]:
-        async def ask() -> dict[str, Any]:
-            return _json(await self._sent("GET", path))
+    async def _served(self) -> list[str]:
+        """The names of the models that the server lists; empty if it can't."""
 
-        return await self._tried(ask)
+        async def ask() -> httpx.Response:
+            try:
+                return await self.client.get("/v1/models")
+            except httpx.HTTPError as error:
+                raise Passing(f"{type(error).__name__}: {error}") from None
+
+        try:
+            listed = (await self._tried(ask)).json()["data"]
+            return [entry["id"] for entry in listed]
+        except (ValueError, LookupError, TypeError):
+            return []
 
     async def _post(
         self, body: dict[str, Any], path: str = "/v1/completions", *, refusable: bool
@@ -256,14 +264,14 @@ class Completions:
         """The answer to a request; why the server refused it, if it is `refusable`."""
 
         async def send() -> dict[str, Any] | str:
-            reply = await self._sent("POST", path, body)
+            reply = await self._sent(path, body)
             return reply.text[:300] if refusable and 400 <= reply.status_code < 500 else _json(reply)
 
         return await self._tried(send)
 
-    async def _sent(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+    async def _sent(self, path: str, body: dict[str, Any]) -> httpx.Response:
         try:
-            reply = await self.client.request(method, path, json=body)
+            reply = await self.client.post(path, json=body)
         except httpx.HTTPError as error:
             raise Passing(f"{type(error).__name__}: {error}") from None
         if reply.status_code in PASSING:

@@ -41,7 +41,7 @@ def resolve(engine: EngineName, environment: str | None, device: str) -> EngineN
         why = "there is no GPU" if device != "cuda" else f"vLLM, which is many times as fast, isn't found: {ADVICE}"
         print(f"operation.engine: auto is transformers here, as {why}", flush=True)
         return "transformers"
-    print(f"operation.engine: auto is vLLM here ({found})", flush=True)
+    print(f"operation.engine: auto is vLLM here, that of {found}", flush=True)
     return "vllm"
 
 
@@ -56,7 +56,7 @@ class ServerEngine:
         return {"name": "server", "url": self.server.url, "model": self.server.model}
 
     def about(self) -> dict[str, Any]:
-        return self.identity() | self.completions.about
+        return self.identity()
 
     def generate(self, wanted: Sequence[Sequence[Request]]) -> Iterator[dict[bytes, Response]]:
         if wanted:
@@ -87,11 +87,11 @@ def server_engine(
     if isinstance(engine, Server):
         completions = Completions(connect=connection(engine), model_name=engine.model, chat=chat, decoding=decoding)
         return ServerEngine(server=engine, completions=completions)
-    command = find_vllm(environment)
-    assert command is not None, "`resolve` has found it"
+    python = find_vllm(environment)
+    assert python is not None, "`resolve` has found it"
     dtype = str(compute.dtype).removeprefix("torch.")
     return VllmEngine(
-        command=command,
+        python=python,
         served=_served_model(stack, chat, compute, frozen, work),
         chat=chat,
         tokenizer=tokenizer.folder,

@@ -28,7 +28,9 @@ def main(command: list[str]) -> int:
 
 
 def _end_with_input(server: "subprocess.Popen[bytes]") -> None:
-    sys.stdin.buffer.read()
+    # Without a buffer, whose lock a thread would hold when the process exits.
+    while os.read(0, 1024):
+        pass
     _signal(server.pid, signal.SIGTERM)
     time.sleep(SECONDS_TO_END)
     _signal(server.pid, signal.SIGKILL)

@@ -6,7 +6,6 @@ tokenizer's own stop tokens and none of the defaults of the model's generation_c
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,11 +47,10 @@ class ServedModel:
 
 
 def find_vllm(environment: str | None) -> Path | None:
-    """The `vllm` command of an environment, by default of this one; None if there is none."""
-    folders = [Path(environment) / "bin"] if environment else [Path(sys.executable).parent]
-    found = shutil.which("vllm", path=os.pathsep.join(map(str, folders)))
-    found = found or (None if environment else shutil.which("vllm"))
-    return Path(found) if found else None
+    """The Python of an environment, by default of this one, that has vLLM; None if it hasn't."""
+    python = Path(environment) / "bin/python" if environment else Path(sys.executable)
+    packages = python.parent.parent.glob("lib/python*/site-packages/vllm/__init__.py")
+    return python if python.is_file() and any(packages) else None
 
 
 @dataclass(kw_only=True)
@@ -60,14 +58,14 @@ class VllmEngine:
     """Generation by a server of vLLM's, which is started when there is something to generate.
 
     Attributes:
-        command: the `vllm` command.
+        python: that of an environment with vLLM.
         served: the model, which is assembled only if there is something to generate.
         dtype: of weights and computation.
         device: `cuda` or `cpu`.
         longest: tokens of the longest prompt with its response.
     """
 
-    command: Path
+    python: Path
     served: Callable[[], ServedModel]
     chat: ChatTokenizer
     tokenizer: Path
@@ -76,27 +74,24 @@ class VllmEngine:
     device: str
     gpus: int
     longest: int
-    settings: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def version(self) -> str:
-        python = self.command.with_name("python")
-        done = subprocess.run([python, "-c", VERSION], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        done = subprocess.run([self.python, "-c", VERSION], capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if done.returncode:
-            raise SnaketuneError(f"{python} doesn't find vllm: {done.stderr.strip()[-300:]}; {ADVICE}")
+            raise SnaketuneError(f"{self.python} doesn't find vllm: {done.stderr.strip()[-300:]}; {ADVICE}")
         return done.stdout.strip()
 
     def identity(self) -> dict[str, Any]:
         return {"name": "vllm", "version": self.version, "device": self.device, "dtype": self.dtype}
 
     def about(self) -> dict[str, Any]:
-        return self.identity() | self.settings
+        return self.identity()
 
     def generate(self, wanted: Sequence[Sequence[Request]]) -> Iterator[dict[bytes, Response]]:
         if wanted:
             with self._server() as completions:
                 yield from completions.generate(wanted)
-                self.settings |= completions.about
 
     @contextmanager
     def _server(self) -> Iterator[Completions]:
@@ -138,15 +133,21 @@ class VllmEngine:
 
     def _start(self, served: ServedModel, socket: Path) -> "subprocess.Popen[str]":
         base = served.base
-        options: dict[str, Any] = {"uds": socket, "served-model-name": MODEL, "tokenizer": self.tokenizer}
+        options: dict[str, Any] = {"model": base.path, "served-model-name": MODEL, "tokenizer": self.tokenizer}
+        options |= {"uds": socket}
+        on_cpu = self.device == "cpu"
+        # On a CPU it means the share of the machine's memory, which other jobs use too.
+        options |= {"gpu-memory-utilization": 0.5} if on_cpu else {}
         options |= {"dtype": self.dtype, "max-model-len": self.longest, "generation-config": "vllm", "seed": 0}
         options |= {"revision": base.revision} if base.revision else {}
         options |= {"tensor-parallel-size": self.gpus} if self.gpus > 1 else {}
         if served.adapter:
             options |= {"lora-modules": f"{ADAPTER}={served.adapter.absolute()}", "max-lora-rank": _rank(served.rank)}
         flags = ["--disable-uvicorn-access-log", *(["--enable-lora"] if served.adapter else [])]
+        # Compiling for a CPU takes minutes.
+        flags += ["--enforce-eager"] if on_cpu else []
         flags += ["--trust-remote-code"] if base.trust_remote_code else []
-        command = [str(self.command), "serve", base.path, *flags]
+        command = [str(self.python), "-m", "vllm.entrypoints.openai.api_server", *flags]
         command += [str(part) for name, value in options.items() for part in (f"--{name}", value)]
         supervised = [sys.executable, "-m", "snaketune.sampling.supervisor", *command]
         environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}

@@ -15,6 +15,7 @@ from snaketune.report.charts.style import COLOURS, MUTED, Chart, Panel, message,
 from snaketune.report.data.corpus_flow import CorpusFlow, corpus_flows
 from snaketune.report.data.packing_flow import PackFlow, pack_flow
 from snaketune.report.data.results import ResultSet
+from snaketune.report.data.sampled import SampledTable, sampled_tables
 from snaketune.report.text import percent, whole
 from snaketune.tables import read_table
 
@@ -66,6 +67,8 @@ def data_charts(results: ResultSet) -> dict[str, Chart]:
         for name, draw in (("lengths", _lengths_panel), ("packing", _fill_panel), ("supervised", _supervised_panel)):
             nothing = message("No rows are packed; the trainer pads each batch.")
             panels[name] = [draw(*pack) for pack in packed] or [nothing]
+    if sampled := sampled_tables(results):
+        panels["sampled"] = [panel for table in sampled for panel in (_responses_panel(table), _distinct_panel(table))]
     return {name: Chart(name=name, panels=drawn, key={}) for name, drawn in panels.items()}
 
 
@@ -194,6 +197,31 @@ def _shares_panel(flow: PackFlow, title: str, shares: Histogram, label: str, at:
         _mark(ax, at, f"{what} {percent(at)}", left=at > RIGHT * ax.get_xlim()[1])
 
     return Panel(title=f"{flow.title}: {title}", draw=draw)
+
+
+def _responses_panel(sampled: SampledTable) -> Panel:
+    lengths = _length_histogram(np.bincount(sampled.lengths, minlength=sampled.spec["decoding"]["max_new_tokens"] + 1))
+
+    def draw(ax: Axes) -> None:
+        _bars(ax, lengths)
+        ax.set(xlabel="tokens", ylabel="responses", xlim=(0, None))
+        _mark(ax, lengths.median, f"median {whole(lengths.median)}", left=lengths.median > RIGHT * ax.get_xlim()[1])
+
+    title = f"{sampled.name}: {whole(lengths.total)} responses, {percent(sampled.truncated)} of them truncated"
+    return Panel(title=title, draw=draw)
+
+
+def _distinct_panel(sampled: SampledTable) -> Panel:
+    counts = sampled.distinct_counts
+
+    def draw(ax: Axes) -> None:
+        ax.bar(np.arange(1, len(counts)), counts[1:], 0.92, color=DATA)
+        ax.set(xlabel="distinct responses to a prompt", ylabel="prompts")
+        whole_numbers(ax, "x", 8)
+        whole_numbers(ax, "y", 5)
+
+    mean = f"{np.mean(sampled.distinct):.3g} of {sampled.spec['responses']}"
+    return Panel(title=f"{sampled.name}: {mean} responses to a prompt are distinct", draw=draw)
 
 
 def _bars(ax: Axes, histogram: Histogram) -> None:

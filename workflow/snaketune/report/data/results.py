@@ -35,6 +35,11 @@ class ScoredModel:
         kind, _, name = self.result.name.partition("/")[2].partition("-")
         return f"{kind}:{name}"
 
+    @property
+    def engine(self) -> str:
+        """The engine that generated the responses, with its version; empty without responses."""
+        return engine_name((self.result.manifest.get("generation") or {}).get("engine", {}))
+
     @cached_property
     def pairs(self) -> pa.Table:
         """Log-probabilities of the held-out pairs (columns: `evaluation.held_out.PAIRS`)."""
@@ -94,6 +99,15 @@ def scored_of(result: Result) -> ScoredModel:
         scores=read_json(path),
         responses=read_lines(lines),
     )
+
+
+def engine_name(about: dict[str, Any]) -> str:
+    """An engine as a manifest describes it, in a few words.
+
+    >>> engine_name({"name": "vllm", "version": "0.32.0", "device": "cuda", "dtype": "bfloat16"})
+    'vllm 0.32.0 bfloat16'
+    """
+    return " ".join(str(about[key]) for key in ("name", "version", "model", "dtype") if about.get(key))
 
 
 def by_whole(results: list[Result]) -> dict[tuple[str, str], list[Result]]:

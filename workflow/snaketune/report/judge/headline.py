@@ -8,7 +8,8 @@ from snaketune.report.compare.variants import Variants
 from snaketune.report.data.corpus_flow import corpus_flows
 from snaketune.report.data.packing_flow import pack_flows
 from snaketune.report.data.results import ResultSet, ScoredModel, logged_numbers
-from snaketune.report.judge import data_rules
+from snaketune.report.data.sampled import sampled_tables
+from snaketune.report.judge import data_rules, sampling_rules
 from snaketune.report.judge.findings import WARNS, ReportFinding
 from snaketune.report.judge.training_rules import preflight_findings, slow_nodes, training_findings, trainings
 from snaketune.report.judge.verdict import (
@@ -187,4 +188,6 @@ def collect_findings(
     for flow in corpus_flows(results):
         findings += data_rules.corpus_findings(flow)
     findings += data_rules.prompt_findings(results, lineage)
+    findings += sampling_rules.sample_findings(sampled_tables(results))
+    findings += sampling_rules.engine_findings(results)
     return sorted(findings, key=lambda finding: (finding.severity != WARNS, -finding.gain))

@@ -39,10 +39,7 @@ def sample_job(context: Context, name: str) -> Job:
         batch_size=sample.generation.batch_size,
         vllm=sample.operation.vllm,
     )
-    specs = (
-        GenerateSpec(**dict(responses), engine=engine, part=part + 1, parts=parts)
-        for part in range(parts)
-    )
+    specs = (GenerateSpec(**dict(responses), engine=engine, part=part + 1, parts=parts) for part in range(parts))
     jobs = tuple(
         context.plan("generate", f"{name}/{spec.part}-of-{parts}", spec, operation=operation, **inputs)
         for spec in specs

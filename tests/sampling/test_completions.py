@@ -1,0 +1,178 @@
+"""Servers with the completions interface: each response is asked for until it is there, and once; nothing that arrived is lost;
+another model or vocabulary is refused."""
+
+import numpy as np
+import pytest
+
+from snaketune.config.generation import Decoding, Server
+from snaketune.errors import SnaketuneError
+from snaketune.sampling.completions import Completions, connection
+from snaketune.sampling.engines import ServerEngine
+from snaketune.sampling.responses import Request, ResponseCache, batches
+from snaketune.tokenization.chat import ChatTokenizer
+from tests.tokenization.small_tokenizers import TEXTS, train_in
+
+from .stand_in import MODEL, StandIn, serving
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory) -> ChatTokenizer:
+    return ChatTokenizer.load(train_in(tmp_path_factory.mktemp("tokenizer"), "bpe")[0].payload)
+
+
+@pytest.fixture(scope="module")
+def prompts(chat) -> list[np.ndarray]:
+    return [chat.encode_prompt([{"role": "user", "content": text}]) for text in TEXTS[:12]]
+
+
+def engine_of(
+    url: str, chat: ChatTokenizer, patience: float = 20.0, key: str | None = None, **decoding
+) -> ServerEngine:
+    server = Server(url=url, model=MODEL, key_variable=key)
+    connect = connection(server)
+
+    def impatient():
+        client = connect()
+        client.timeout = 1.0
+        return client
+
+    decoding = Decoding(**({"max_new_tokens": 6, "temperature": 1.0} | decoding))
+    completions = Completions(
+        connect=impatient, model_name=MODEL, chat=chat, decoding=decoding, concurrent=4, patience=patience
+    )
+    return ServerEngine(server=server, completions=completions)
+
+
+def sampled(engine: ServerEngine, prompts: list[np.ndarray], responses: int = 2) -> dict:
+    found = {}
+    for arrived in engine.generate(batches(prompts, responses, 8)):
+        assert not found.keys() & arrived.keys()
+        found |= arrived
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(chat, prompts) -> dict:
+    with serving(StandIn(chat)) as url:
+        return sampled(engine_of(url, chat), prompts)
+
+
+def test_responses_are_those_of_the_server(chat, prompts, expected):
+    about = StandIn(chat)
+    assert len(expected) == 24
+    for prompt in prompts:
+        for index in range(2):
+            request = Request(prompt, index)
+            seed = int.from_bytes(request.seed(0)[:4], "little") >> 1
+            tokens, ended = about.response(prompt.tolist(), seed, 6)
+            response = expected[request.digest]
+            assert (response.tokens, response.ended) == (tokens, ended)
+            assert response.text == chat.decode(tokens) and response.logp == pytest.approx(-0.5 * len(tokens))
+    assert {response.ended for response in expected.values()} == {"stop", "length"}
+
+
+@pytest.mark.parametrize("failure", ["slow", "429", "500", "cut", "truncated", "twice", "unfinished", "hangs"])
+def test_a_failure_that_passes_loses_nothing_and_samples_nothing_twice(chat, prompts, expected, failure):
+    about = StandIn(chat, *[failure] * 6)
+    with serving(about) as url:
+        assert sampled(engine_of(url, chat), prompts) == expected
+    assert not about.failures
+    assert len(about.answered) == 24 and set(about.answered.values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        ("other-model", "answered as another, not as tuned"),
+        ("other-vocabulary", "has another vocabulary"),
+        ("refused", "status 422: .*top_k is unknown"),
+        ("dies", r"failed for 1.5 s, last with \w+Error.*finished responses are kept"),
+    ],
+)
+def test_after_a_failure_that_does_not_pass_only_the_rest_is_sampled(tmp_path, chat, prompts, expected, failure, said):
+    wanted, parts = batches(prompts, 2, 8), {"weights": ["a"]}
+    server = {"url": "", "model": MODEL}
+
+    def complete(url: str) -> tuple[int, ResponseCache]:
+        engine = engine_of(url, chat, patience=1.5)
+        # The port is another one at each start.
+        object.__setattr__(engine, "identity", lambda: server)
+        cache = ResponseCache(tmp_path, engine, parts)
+        return cache.complete(wanted), cache
+
+    first, again = StandIn(chat, *[""] * 9, failure), StandIn(chat)
+    with serving(first) as url, pytest.raises(SnaketuneError, match=said):
+        complete(url)
+    with serving(again) as url:
+        generated, cache = complete(url)
+    assert cache.known == expected and 0 < generated < 24
+    # What was on its way when the server died is asked again.
+    lost = 4 if failure == "dies" else 0
+    assert 24 <= (first.answered + again.answered).total() <= 24 + lost
+    assert max((first.answered + again.answered).values()) == 1 or failure == "dies"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"name": "another", "models": ["another"]}, "serves another, and not 'tuned'"),
+        ({"models": ["base", "other"]}, "serves base, other, and not 'tuned'"),
+        ({"shift": 1}, "has another vocabulary"),
+        ({"shift": 7, "tokenizes": False}, r"has another vocabulary .* tokens, not \d+"),
+        ({"key": "right"}, "refuses the key: .*operation.engine.key_variable"),
+    ],
+)
+def test_another_model_or_vocabulary_is_refused_before_anything_is_sampled(chat, prompts, settings, said):
+    about = StandIn(chat, **settings)
+    with serving(about) as url, pytest.raises(SnaketuneError, match=said):
+        sampled(engine_of(url, chat), prompts)
+    assert all(body["max_tokens"] == 1 for body in about.bodies)
+
+
+def test_a_server_without_the_fields_of_vllm_gets_those_of_openai(chat, prompts, expected):
+    about = StandIn(chat, vllm=False)
+    with serving(about) as url:
+        found = sampled(engine_of(url, chat, stop=["zzz"], top_p=0.9), prompts)
+    body = about.bodies[-1]
+    assert body.keys() <= {"model", "prompt", "max_tokens", "temperature", "top_p", "seed", "stop"}
+    assert body["stop"][0] == "zzz" and chat.text([chat.stop_ids[0]]) in body["stop"]
+    assert {digest: response.text for digest, response in found.items()} == {
+        digest: response.text for digest, response in expected.items()
+    }
+    assert all(response.logp is None for response in found.values())
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_a_server_that_takes_texts_gets_the_text_of_the_same_tokens(chat, prompts, expected, bos):
+    about = StandIn(chat, vllm=False, takes_ids=False, tokenizes=False, bos=bos)
+    with serving(about) as url:
+        if bos:
+            # The template begins with another token.
+            with pytest.raises(SnaketuneError, match="puts a token before each text"):
+                sampled(engine_of(url, chat), prompts)
+            return
+        found = sampled(engine_of(url, chat), prompts)
+    assert {digest: response.text for digest, response in found.items()} == {
+        digest: response.text for digest, response in expected.items()
+    }
+
+
+def test_the_key_comes_from_the_environment_and_is_sent_to_the_server_alone(chat, prompts, monkeypatch, capsys):
+    monkeypatch.setenv("SERVER_KEY", "word-of-a-server")
+    about = StandIn(chat, key="word-of-a-server")
+    with serving(about) as url:
+        engine = engine_of(url, chat, key="SERVER_KEY")
+        assert len(sampled(engine, prompts)) == 24
+    assert "word-of-a-server" not in f"{engine.identity()} {engine.about()}" + "".join(capsys.readouterr())
+    monkeypatch.delenv("SERVER_KEY")
+    with pytest.raises(SnaketuneError, match="the environment has no SERVER_KEY"):
+        engine_of("http://localhost:1", chat, key="SERVER_KEY")
+
+
+def test_interrupted_generation_ends_at_once(chat, prompts):
+    """Requests on their way aren't waited for."""
+    about = StandIn(chat, *[""] * 4, *["hangs"] * 20)
+    with serving(about) as url:
+        arriving = engine_of(url, chat).generate(batches(prompts, 2, 8))
+        assert next(arriving)
+        arriving.close()
