@@ -26,6 +26,12 @@ DRAWN = {"eval.both.generation.temperature": 0.5}
 SHIPPED = {"names": ["arc_easy"]}
 PUSHED = {"model": "dpo:run", "repository": "owner/name"}
 MERGED = {"models": {"sft:run": 1, "dpo:run": 1}}
+SAMPLED = {
+    "model": "sft:run", "prompts": {"corpora": ["chat"], "limit": 6}, "responses": 2,
+    "generation": {"temperature": 0.5, "max_new_tokens": 6}, "operation": {"gpus": 0},
+}  # fmt: skip
+SAMPLE = {"prompts", "generate", "sample"} | REPORT
+SERVER = {"url": "http://localhost:1", "model": "tuned"}
 CONTINUED = {
     "use_base": "sft:first", "corpus": "chat", "tokenizer": "small", "packing": {"length": 256},
     "training": {"epochs": 1, "batch_rows": 4, "micro_batch_rows": 2, "learning_rate": 0.002},
@@ -296,6 +302,21 @@ for section, metric in (("sft", "held_out_loss"), ("dpo", "logp_accuracy")):
         TABLE[f"{section}.race.{key}"] = ({f"{section}.sweep": sweep}, {section, "eval", "race"} | CARD | REPORT)
 TABLE["sft.training.neftune_noise_alpha"] = ({"sft.run.training.neftune_noise_alpha": 5}, SFT)
 TABLE["dpo.training.metric"] = ({"dpo.run.training.keep": "best", "dpo.run.training.metric": "margin"}, DPO)
+# Each is a new sample, so all of its jobs run; that each key counts by itself: SINGLE, below.
+SAMPLED_KEYS = {
+    "model": "base:run", "prompts.corpora": ["chat", "pairs"], "prompts.split": "held_out", "prompts.limit": 5, "prompts.turns": "all",
+    "prompts.longest": 50, "responses": 3, "generation.max_new_tokens": 7, "generation.temperature": 0.6, "generation.top_p": 0.9,
+    "generation.top_k": 9, "generation.repetition_penalty": 1.1, "generation.seed": 1, "generation.stop": ["x"],
+    "generation.batch_size": 7, "generation.template_variables": {"enable_thinking": False}, "operation.engine.url": SERVER,
+    "operation.engine.model": SERVER, "operation.engine.key_variable": SERVER, "operation.vllm": "data", "operation.gpus": 1,
+    "operation.parts": 2,
+}  # fmt: skip
+for key in SAMPLED_KEYS:
+    TABLE[f"sample.{key}"] = ({"sample.tries": SAMPLED}, SAMPLE)
+# The engine of a finished evaluation doesn't matter.
+for key in ("url", "model", "key_variable"):
+    TABLE[f"eval.operation.engine.{key}"] = ({"eval.both.operation": {"engine": SERVER}}, set())
+TABLE["eval.operation.vllm"] = ({"eval.both.operation": {"engine": "vllm", "vllm": "data"}}, set())
 # Refused in these sections, so there is nothing to rerun.
 REFUSED = {
     "sft.training.metric",
@@ -366,3 +387,21 @@ SINGLE = {
     ),
     "eval.tasks.system_instruction": ({"eval.both.tasks": SHIPPED}, {"eval.both.tasks.system_instruction": "x"}, {"eval"}),
 }  # fmt: skip
+# The parts of a table that isn't finished are those of one engine; a finished one counts neither engine nor parts.
+CHANGED_BY = {
+    "prompts": {"prompts"}, "generation.max_new_tokens": {"prompts", "generate", "sample"}, "generation.batch_size": set(),
+    "generation.template_variables": {"prompts"}, "operation.engine": {"generate"}, "operation.vllm": set(), "operation.gpus": set(),
+    "operation.parts": {"generate"},
+}  # fmt: skip
+for key, value in SAMPLED_KEYS.items():
+    section = key.partition(".")[0]
+    engine = key.startswith("operation.engine")
+    changed = CHANGED_BY.get("operation.engine" if engine else key, CHANGED_BY.get(section, {"generate", "sample"}))
+    edit = {f"sample.tries.{'operation.engine' if engine else key}": value}
+    SINGLE[f"sample.{key}"] = ({"sample.tries": SAMPLED}, edit, changed)
+COUNTED = {"sample.tries": SAMPLED, "reruns_on": {"sample": "versions"}}
+SINGLE["sample.operation.engine with versions"] = (
+    COUNTED,
+    {"sample.tries.operation.engine": SERVER},
+    {"generate", "sample"},
+)

@@ -71,7 +71,7 @@ class EngineChoice(Model):
     """The engine that generates, and where it is installed. An edit reruns no finished result."""
 
     engine: Engine = "auto"
-    """`transformers` generates in the job itself. `vllm` is many times as fast on a GPU: the job starts vLLM's server and ends
+    """`transformers` generates in the job itself. `vllm` batches continuously on GPUs: the job starts vLLM's server and ends
     it. `{url: ..., model: ...}` is a running server. `auto` is `vllm` where the job has a GPU and finds vLLM, else
     `transformers`."""
     vllm: LocalPath | None = None

@@ -38,7 +38,7 @@ def resolve(engine: EngineName, environment: str | None, device: str) -> EngineN
             )
         return "vllm"
     if device != "cuda" or not found:
-        why = "there is no GPU" if device != "cuda" else f"vLLM, which is many times as fast, isn't found: {ADVICE}"
+        why = "there is no GPU" if device != "cuda" else f"vLLM isn't found: {ADVICE}"
         print(f"operation.engine: auto is transformers here, as {why}", flush=True)
         return "transformers"
     print(f"operation.engine: auto is vLLM here, that of {found}", flush=True)

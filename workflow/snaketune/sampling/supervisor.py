@@ -17,9 +17,9 @@ SECONDS_TO_END = 20.0
 
 
 def main(command: list[str]) -> int:
-    # Ctrl-C and a scheduler's signals reach the job, which decides when the server ends.
+    # Ctrl-C and a scheduler's signals reach the job, which decides when the server ends. Ignored signals would be inherited.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, lambda *_: None)
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, restore_signals=True)
     threading.Thread(target=_end_with_input, args=(server,), daemon=True).start()
     status = server.wait()
