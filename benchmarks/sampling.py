@@ -27,7 +27,7 @@ PROMPT, RESPONSE, RESPONSES = 512, 64, 8
 class NeverStops:
     """The part of a tokenizer that generation needs; no token stops a response, so that both sides generate as many."""
 
-    pad_id, stop_ids = 0, (-1,)
+    pad_id, stop_ids = 0, (10**9,)
 
     def decode(self, ids) -> str:
         return " ".join(map(str, ids))
@@ -53,7 +53,7 @@ def main() -> None:
     decoding = Decoding(max_new_tokens=RESPONSE, temperature=1.0)
     engine = TransformersEngine(model=model, chat=NeverStops(), compute=compute, mode=MODES[0], decoding=decoding)
     plain = GenerationConfig(
-        do_sample=True, top_k=0, max_new_tokens=RESPONSE, num_return_sequences=RESPONSES, eos_token_id=-1, pad_token_id=0
+        do_sample=True, top_k=0, max_new_tokens=RESPONSE, num_return_sequences=RESPONSES, eos_token_id=10**9, pad_token_id=0
     )
 
     def ours(prompt: np.ndarray) -> int:

@@ -14,10 +14,12 @@ from snaketune.config import (
     corpus_sources,
     doctor,
     evaluations,
+    generation,
     held_out,
     lora,
     losses,
     operation,
+    sampling,
     tokenizers,
     tracking,
     training_runs,
@@ -47,6 +49,8 @@ def models() -> set[str]:
             held_out,
             doctor,
             evaluations,
+            generation,
+            sampling,
             tracking,
             workflow,
         )
@@ -63,7 +67,8 @@ def models() -> set[str]:
             training_runs.Optimization,
             losses.PreferenceLoss,
             operation.Execution,
-            evaluations.Decoding,
+            generation.Decoding,
+            generation.EngineChoice,
             evaluations.TaskSettings,
         )
     }

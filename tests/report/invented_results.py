@@ -13,6 +13,7 @@ from snaketune.corpus.rows import SCHEMAS
 from snaketune.evaluation.held_out import LOSSES, PAIRS
 from snaketune.files import write_json
 from snaketune.report.report import build
+from snaketune.sampling.tables import PROMPT_SCHEMA, PROMPTS, RESPONSE_SCHEMA, RESPONSES
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import ReportedJob, ReportSpec
@@ -143,6 +144,7 @@ class Results(DataResults):
         task_names: tuple[str, ...] = ("counting", "weekday"),
         samples: int = 3,
         packs: tuple[str, ...] = (),
+        engine: str = "transformers",
         **preferred: Any,
     ) -> str:
         """Write an evaluation. `preferred` replaces scores of the preferences."""
@@ -188,7 +190,36 @@ class Results(DataResults):
                 write_table(path, schema.empty_table())
         spec = {"samples": samples, "conversations": list(corpora)}
         inputs = {"packs": list(packs)}
-        return self.add("eval", name, spec=spec, counts={"prompts": len(rows)}, inputs=inputs, run={"device": "cpu"})
+        generation = {"engine": {"name": engine, "version": "1.0"}}
+        about = {"counts": {"prompts": len(rows)}, "inputs": inputs, "generation": generation}
+        return self.add("eval", name, spec=spec, run={"device": "cpu"}, **about)
+
+    def sample(self, name: str, model: str, *, responses: int = 3, truncated: int = 2, same: bool = False) -> str:
+        """Write a sample of 8 prompts. Args: truncated: of their responses; same: whether those to a prompt are equal."""
+        prompts = [
+            {
+                "id": f"{n:032x}", "turn": 1, "corpus": "chat", "messages": [{"role": "user", "content": f"Question {n}?"}],
+                "answer": "7", "reference": "Answer: 7", "tokens": [1, 2, n], "digest": f"{n:032x}",
+            }
+            for n in range(8)
+        ]  # fmt: skip
+        rows = [
+            {
+                "id": prompt["id"], "turn": 1, "prompt": prompt["digest"], "index": index,
+                "text": f"Answer: {0 if same else index}", "content": f"Answer: {0 if same else index}",
+                "tokens": [*range(4 + index)], "ended": "length" if n * responses + index < truncated else "stop",
+                "logp": -1.5, "answer": "7", "reference": "Answer: 7",
+            }
+            for n, prompt in enumerate(prompts)
+            for index in range(responses)
+        ]  # fmt: skip
+        for file, table, schema in ((PROMPTS, prompts, PROMPT_SCHEMA), (RESPONSES, rows, RESPONSE_SCHEMA)):
+            write_table(self.payload("sample", name, file), pa.Table.from_pylist(table, schema=schema))
+        counts = {"prompts": 8, "responses": len(rows), "tokens": sum(len(row["tokens"]) for row in rows)}
+        counts |= {"unread_tool_calls": 0, "without_logp": 0}
+        spec = {"responses": responses, "decoding": {"max_new_tokens": 8}, "base": None}
+        about = {"engine": {"name": "transformers", "version": "5.23.0", "dtype": "float32"}}
+        return self.add("sample", name, spec=spec, counts=counts, inputs={"model": [model]}, **about)
 
     def race(
         self,
@@ -256,6 +287,7 @@ class Results(DataResults):
             self.pairs(f"main/{model}", moved, reference=before if "dpo" in model else None)
             self.evaluate(f"main/{model}", right=right, reference=model.startswith("dpo"), tasks=tasks)
         self.evaluate("second/sft-raw", corpora=("chat", "other"), preferences=())
+        self.sample("tries", small)
         self.race("sweep", 0.1, {"soft": 0.5, "hard": 0.4}, paused={})
         self.race("sweep", 0.5, {"soft": 1.5, "hard": 0.6}, paused={"hard": 0.5})
 

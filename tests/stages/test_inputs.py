@@ -133,5 +133,8 @@ def test_no_stage_reads_entries_that_no_stage_counts():
             uncounted |= {(module, one) for one in entries if one not in {*FORMAT_KEYS, *declared, "payload"}}
             provenance |= {module.removeprefix("snaketune.")} if ".provenance" in text else set()
     # Parts are no inputs: they are read when the key is computed already, and those of another computation are refused.
-    assert uncounted == {("snaketune.training.reference.gather", one) for one in ("inputs", "rows")}
+    assert uncounted == {
+        *(("snaketune.training.reference.gather", one) for one in ("inputs", "rows")),
+        *(("snaketune.sampling.response_table", one) for one in ("inputs", "rows", "engine")),
+    }
     assert provenance == PROVENANCE

@@ -14,6 +14,7 @@ from snaketune.config.base_models import Pretrained, RopeScaling
 from snaketune.config.evaluations import ExactMatch
 from snaketune.config.generation import Generation
 from snaketune.config.lora import Lora, Quantization
+from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Training
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation import eval as evaluation
@@ -134,7 +135,7 @@ class Chain:
         work = self.work(name)
         evaluation.build(
             spec, work, tokenizer=self.tokenizer, corpora=[], packs=[self.pairs], ref_logps=references, base=[],
-            tasks=[], task_data=[], **model.inputs,
+            tasks=[], task_data=[], operation=Execution(), **model.inputs,
         )  # fmt: skip
         return json.loads((work.payload / "scores.json").read_text())
 

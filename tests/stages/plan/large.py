@@ -131,6 +131,15 @@ CONFIG: dict[str, Any] = {
     },
     "report": {"title": "everything"},
     "push": {"best": {"model": "dpo:plain", "repository": "someone/model"}},
+    "sample": {
+        "tries": {
+            "model": "dpo:plain",
+            "prompts": {"corpora": ["chat"], "limit": 20},
+            "responses": 2,
+            "generation": {"temperature": 1.0},
+            "operation": {"parts": 2},
+        }
+    },
     "merge": {"soup": {"models": {"sft:chatty": 1, "dpo:plain": 2}}},
     "gguf": {"chatty": {"model": "sft:chatty"}, "best": {"model": "dpo:plain", "type": "q8_0"}},
 }

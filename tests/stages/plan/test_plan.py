@@ -163,6 +163,8 @@ def test_the_report_is_on_results_and_names_their_grids(planned):
         "preflight",
         "calibrate",
         "ref_pass",
+        "prompts",
+        "generate",
         "timing",
         "bottleneck",
         "card",

@@ -63,9 +63,9 @@ class TurnForm:
         """Split a turn. Args: prompt, turn: with special tokens, the stop token excluded.
 
         >>> form = TurnForm("<think>", "</think>", "<tool_call>")
-        >>> form.parts("Q<think>\\\\n", "1 + 1\\\\n</think>\\\\n\\\\n2")
+        >>> form.parts("Q <think>", "1 + 1</think>2")
         TurnParts(reasoning='1 + 1', content='2', tool_calls=None, unread=False)
-        >>> form.parts("Q", 'Wait.\\\\n<tool_call>{"name": "now", "arguments": {}}</tool_call>').tool_calls
+        >>> form.parts("Q", 'Wait.<tool_call>{"name": "now", "arguments": {}}</tool_call>').tool_calls
         '[{"name": "now", "arguments": {}}]'
         """
         reasoning, content = self._reasoning(prompt, turn)
