@@ -53,7 +53,12 @@ def main() -> None:
     decoding = Decoding(max_new_tokens=RESPONSE, temperature=1.0)
     engine = TransformersEngine(model=model, chat=NeverStops(), compute=compute, mode=MODES[0], decoding=decoding)
     plain = GenerationConfig(
-        do_sample=True, top_k=0, max_new_tokens=RESPONSE, num_return_sequences=RESPONSES, eos_token_id=10**9, pad_token_id=0
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=RESPONSE,
+        num_return_sequences=RESPONSES,
+        eos_token_id=10**9,
+        pad_token_id=0,
     )
 
     def ours(prompt: np.ndarray) -> int:
@@ -72,7 +77,10 @@ def main() -> None:
     for number in range(arguments.rounds + 1):
         prompt = generator.integers(100, model.config.vocab_size - 100, PROMPT).astype(np.int32)
         measured = {"snaketune": measure(ours, prompt), "transformers": measure(theirs, prompt)}
-        print(f"round {number}: " + ", ".join(f"{name} {rate:.1f} tokens/s" for name, rate in measured.items()), flush=True)
+        print(
+            f"round {number}: " + ", ".join(f"{name} {rate:.1f} tokens/s" for name, rate in measured.items()),
+            flush=True,
+        )
         # The first round warms up.
         for name, rate in measured.items() if number else ():
             rates[name].append(rate)
