@@ -20,6 +20,7 @@ from snaketune.config import (
     losses,
     operation,
     sampling,
+    scoring,
     tokenizers,
     tracking,
     training_runs,
@@ -51,6 +52,7 @@ def models() -> set[str]:
             evaluations,
             generation,
             sampling,
+            scoring,
             tracking,
             workflow,
         )

@@ -387,6 +387,16 @@ SINGLE = {
     ),
     "eval.tasks.system_instruction": ({"eval.both.tasks": SHIPPED}, {"eval.both.tasks.system_instruction": "x"}, {"eval"}),
 }  # fmt: skip
+CHECKED = {"samples": "tries", "by": {"answer": {"pattern": "(.*)"}}}
+CALLED = {"samples": "tries", "by": {"python": "data/chat.jsonl"}}
+for key, edit in {
+    "samples": CHECKED, "by.answer.pattern": CHECKED, "by.python": CALLED, "by.seconds": CALLED,
+}.items():  # fmt: skip
+    TABLE[f"score.{key}"] = ({"sample.tries": SAMPLED, "score.worth": edit}, SAMPLE | {"score"})
+TABLE["score.by.sum"] = (
+    {"sample.tries": SAMPLED, "score.worth": CHECKED, "score.all": {"samples": "tries", "by": {"sum": {"worth": 2.0}}}},
+    SAMPLE | {"score"},
+)
 # The parts of a table that isn't finished are those of one engine; a finished one counts neither engine nor parts.
 CHANGED_BY = {
     "prompts": {"prompts"}, "generation.max_new_tokens": {"prompts", "generate", "sample"}, "generation.batch_size": set(),
@@ -405,3 +415,12 @@ SINGLE["sample.operation.engine with versions"] = (
     {"sample.tries.operation.engine": SERVER},
     {"generate", "sample"},
 )
+BOTH = {"sample.tries": SAMPLED, "sample.again": SAMPLED, "score.worth": CHECKED, "score.called": CALLED}
+SUMMED = BOTH | {"score.all": {"samples": "tries", "by": {"sum": {"worth": 2.0, "called": 1.0}}}}
+SINGLE |= {
+    "score.samples": (BOTH, {"score.worth.samples": "again"}, set()),
+    "score.by.answer.pattern": (BOTH, {"score.worth.by.answer.pattern": "a(.*)"}, {"score"}),
+    "score.by.python": (BOTH, {"score.called.by.python": "data/preferences.jsonl"}, set()),
+    "score.by.seconds": (BOTH, {"score.called.by.seconds": 3}, {"score"}),
+    "score.by.sum": (SUMMED, {"score.all.by.sum.worth": 3.0}, {"score"}),
+}  # fmt: skip

@@ -140,6 +140,10 @@ CONFIG: dict[str, Any] = {
             "operation": {"parts": 2},
         }
     },
+    "score": {
+        "checked": {"samples": "tries", "by": {"answer": {"pattern": "(.*)"}}},
+        "both": {"samples": "tries", "by": {"sum": {"checked": 2.0}}},
+    },
     "merge": {"soup": {"models": {"sft:chatty": 1, "dpo:plain": 2}}},
     "gguf": {"chatty": {"model": "sft:chatty"}, "best": {"model": "dpo:plain", "type": "q8_0"}},
 }

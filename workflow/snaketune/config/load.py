@@ -196,6 +196,9 @@ def _check_files(config: Workflow) -> None:
             _check_model(f"tokenizers.{name}.adopt", tokenizer.adopt, weights=False)
         if tokenizer.chat_template:
             _check_local(f"tokenizers.{name}.chat_template", tokenizer.chat_template, Path.is_file, "a file")
+    for name, score in config.score.items():
+        if score.by.python:
+            _check_local(f"score.{name}.by.python", score.by.python, Path.is_file, "a Python file")
     for name, evaluation in config.eval.items():
         if evaluation.tasks and (folder := evaluation.tasks.folder) is not None:
             _check_local(f"eval.{name}.tasks.folder", folder, _has_tasks, "a folder with task files (*.yaml)")

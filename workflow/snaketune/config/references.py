@@ -40,6 +40,8 @@ def check_references(config: Workflow, variants: Variants) -> None:
         _check_evaluation(f"eval.{name}", evaluation, config, variants)
     for name, sample in config.sample.items():
         _check_sample(f"sample.{name}", sample, config, variants)
+    for name in config.score:
+        _check_score(name, config)
 
 
 def _check_sft(key: str, name: str, run: Sft, config: Workflow) -> None:
@@ -153,6 +155,24 @@ def _check_sample(key: str, sample: Sample, config: Workflow, variants: Variants
         _check_corpus(f"{key}.prompts.corpora", corpus, config, "conversations", "preferences", "unpaired")
         if sample.prompts.split == "held_out":
             _check_held_out_corpus(f"{key}.prompts.corpora", corpus, config, config.corpora[corpus].kind)
+
+
+def _check_score(name: str, config: Workflow, above: tuple[str, ...] = ()) -> None:
+    key, score = f"score.{name}", config.score[name]
+    _known(f"{key}.samples", score.samples, config.sample, "sample")
+    for summand in score.by.sum or ():
+        _known(f"{key}.by.sum", summand, config.score, "score")
+        if summand in (*above, name):
+            raise SnaketuneError(f"{key}.by.sum: {' → '.join((*above, name, summand))} is circular")
+        if (other := config.score[summand].samples) != score.samples:
+            raise SnaketuneError(
+                f"{key}.by.sum: {summand!r} scores the sample {other!r}, and {name!r} scores {score.samples!r}; sum scores of "
+                "one sample"
+            )
+        _check_score(summand, config, (*above, name))
+    prompts = config.sample[score.samples].prompts
+    if score.by.answer and not any(config.corpora[corpus].may_have_answers for corpus in prompts.corpora):
+        raise SnaketuneError(f"{key}.by.answer: {missing_answers_hint(prompts.corpora, config)}")
 
 
 def check_publish_targets(config: Workflow, variants: Variants) -> None:

@@ -9,6 +9,7 @@ from snaketune.config.corpus_sources import Corpus
 from snaketune.config.doctor import Doctor
 from snaketune.config.evaluations import Evaluation, Report
 from snaketune.config.sampling import Sample
+from snaketune.config.scoring import Score
 from snaketune.config.tokenizers import Tokenizer
 from snaketune.config.tracking import Tracking
 from snaketune.config.training_runs import Dpo, Sft
@@ -69,6 +70,7 @@ class Workflow(Model):
     dpo: dict[Name, Dpo] = {}
     merge: dict[Name, Merge] = {}
     sample: dict[Name, Sample] = {}
+    score: dict[Name, Score] = {}
     eval: dict[Name, Evaluation] = {}
     doctor: Doctor = Doctor()
     tracking: Tracking = Tracking()

@@ -82,6 +82,9 @@ def smoke_config(config: dict[str, Any], small_base: Callable[[dict[str, Any]], 
         sample["prompts"]["limit"] = ANSWERS
         sample["responses"] = min(sample.get("responses", 1), ANSWERS)
         sample["operation"] = {"engine": "transformers", "gpus": 0}
+    for score in smoke.get("score", {}).values():
+        if "python" in score["by"]:
+            score["by"]["python"] = _absolute(score["by"]["python"])
     smoke["report"] = smoke.get("report", {}) | {"title": "Smoke run", "compare": []}
     return smoke
 

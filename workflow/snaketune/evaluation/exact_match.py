@@ -1,8 +1,6 @@
 """Exact match: answers extracted from responses to held-out prompts, compared with the expected ones."""
 
-import re
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import pyarrow as pa
@@ -11,9 +9,7 @@ from snaketune.config.evaluations import ExactMatch
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.score_intervals import share_interval
 from snaketune.patterns import TooSlow, search
-
-# 1,234 and -12,345,678.5
-GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
+from snaketune.sampling.answers import same_answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,28 +81,6 @@ def judge(prompt: Prompt, response: str, tokens: int, spec: ExactMatch) -> Respo
         found=found,
         correct=None if prompt.answer is None else found is not None and same_answer(found, prompt.answer),
     )
-
-
-def same_answer(extracted: str, expected: str) -> bool:
-    """Whether answers are equal as text or as numbers; commas count as thousands separators only.
-
-    >>> same_answer("1,200", "1200.0"), same_answer("cat", "Cat"), same_answer("7", "7 "), same_answer("3,5", "35")
-    (True, False, True, False)
-    """
-    number = _number(extracted)
-    return extracted.strip() == expected.strip() or (number is not None and number == _number(expected))
-
-
-def _number(text: str) -> Decimal | None:
-    digits = text.strip().removeprefix("$").rstrip(".,")
-    if GROUPED.fullmatch(digits):
-        digits = digits.replace(",", "")
-    try:
-        number = Decimal(digits)
-    except InvalidOperation:
-        return None
-    # Decimal allows underscores between digits.
-    return number if number.is_finite() and "_" not in digits else None
 
 
 def summarize(responses: list[Response]) -> dict[str, Any]:

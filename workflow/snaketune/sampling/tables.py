@@ -7,6 +7,8 @@
     responses.arrow   id, turn, prompt (digest of its tokens), index, text, reasoning, content, tool_calls (JSON),
                       tokens, ended ("stop" or "length"), logp (nats, summed over the tokens), answer, reference
 
+    scores.arrow      id, turn, index; score and further numbers of a scorer (null: no score)
+
 A response's log-probability is the policy's, at temperature 1; null if a server doesn't tell.
 """
 
@@ -14,7 +16,7 @@ import pyarrow as pa
 
 from snaketune.corpus.rows import TURN
 
-PROMPTS, RESPONSES = "prompts.arrow", "responses.arrow"
+PROMPTS, RESPONSES, SCORES = "prompts.arrow", "responses.arrow", "scores.arrow"
 # Texts of the corpus that prompts carry along.
 OF_ROW = ("tools", "template_variables", "task", "answer", "reference")
 PROMPT_SCHEMA = pa.schema(
@@ -42,3 +44,5 @@ RESPONSE_SCHEMA = pa.schema(
         ("reference", pa.string()),
     ]
 )
+# Of a table of scores, before its numbers.
+SCORE_FIELDS = [("id", pa.string()), ("turn", pa.int32()), ("index", pa.int32())]

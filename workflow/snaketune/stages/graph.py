@@ -12,7 +12,7 @@ from snaketune.stages.plan.doctor_jobs import doctor_jobs
 from snaketune.stages.plan.dpo_jobs import dpo_job
 from snaketune.stages.plan.model_jobs import eval_job, merge_job
 from snaketune.stages.plan.published_jobs import is_rung, reported
-from snaketune.stages.plan.sample_jobs import sample_job
+from snaketune.stages.plan.sample_jobs import sample_job, score_job
 from snaketune.stages.plan.training_jobs import sft_job
 from snaketune.stages.specs import ReportSpec, spec_from
 from snaketune.stages.table import STAGES
@@ -59,6 +59,7 @@ def plan_jobs(config: Workflow, variants: Variants) -> tuple[Job, ...]:
         (dpo_job, config.dpo),
         (merge_job, config.merge),
         (sample_job, config.sample),
+        (score_job, config.score),
     ):
         for name in names:
             plan(context, name)

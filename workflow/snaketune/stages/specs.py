@@ -18,6 +18,7 @@ from snaketune.config.lora import Lora, Quantization
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import GradientCheckpointing, Launch, MicroBatchRows, ZeroStage
 from snaketune.config.packing import Packing, PackingStrategy, TrainingOrder, TrainOn
+from snaketune.config.scoring import AnswerScore
 from snaketune.config.training_runs import Learning, Precision, SftLoss
 
 CorpusSpec = CorpusContent
@@ -233,6 +234,15 @@ class SampleSpec(ResponsesSpec):
 
     # Only with `reruns_on: {sample: versions}`; otherwise another engine reruns no finished sample.
     engine: Engine | None = None
+
+
+class ScoreSpec(Model):
+    """What the responses of a sample are worth; exactly one of `answer`, `python` and `weights`."""
+
+    answer: AnswerScore | None = None
+    python: bool = False  # whether the job's Python file scores them
+    seconds: float = 0.0  # the longest time of a call
+    weights: tuple[float, ...] = ()  # of the job's scores, in their order
 
 
 class EvalSpec(Model):

@@ -24,6 +24,7 @@ MODULES = (
     "publishing.convert",
     "sampling.prompts",
     "sampling.sample",
+    "sampling.score",
     "evaluation.eval",
     "evaluation.race",
     "training.ref_pass",

@@ -1,6 +1,6 @@
-"""The `sample` jobs, and the `prompts` and `generate` jobs before them.
+"""The `sample` jobs, the `prompts` and `generate` jobs before them, and the `score` jobs after them.
 
-    prompts ─┬─ generate 1-of-2 ─┬─ sample
+    prompts ─┬─ generate 1-of-2 ─┬─ sample ── score
              └─ generate 2-of-2 ─┘
 
 The table reads its parts, but isn't stale where they are missing: like those of a reference, they are how it is made.
@@ -14,7 +14,7 @@ from snaketune.config.operation import Execution
 from snaketune.stages.job import Job
 from snaketune.stages.plan.data_jobs import Context, base_of, cached, corpus_job, tokenizer_job, trusts_remote_code
 from snaketune.stages.plan.model_jobs import named_model
-from snaketune.stages.specs import GenerateSpec, PromptsSpec, ResponsesSpec, SampleSpec, spec_from
+from snaketune.stages.specs import GenerateSpec, PromptsSpec, ResponsesSpec, SampleSpec, ScoreSpec, spec_from
 
 
 @cached
@@ -71,4 +71,26 @@ def _prompts_job(context: Context, name: str) -> Job:
             "tokenizer": (tokenizer_job(context, config.sft[trained].tokenizer),),
         },
         files={"base": (description,) if Path(description).is_file() else ()},
+    )
+
+
+@cached
+def score_job(context: Context, name: str) -> Job:
+    score = context.config.score[name]
+    summands = score.by.sum or {}
+    spec = ScoreSpec(
+        answer=score.by.answer,
+        python=score.by.python is not None,
+        seconds=score.by.seconds if score.by.python else 0.0,
+        weights=tuple(summands.values()),
+    )
+    return context.plan(
+        "score",
+        name,
+        spec,
+        {
+            "samples": (sample_job(context, score.samples),),
+            "scores": tuple(score_job(context, summand) for summand in summands),
+        },
+        files={"python": (score.by.python,) if score.by.python else ()},
     )

@@ -1,0 +1,47 @@
+"""The `score:` section."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from snaketune.config.base import LocalPath, Model, Name, PositiveFloat
+from snaketune.config.corpus_sources import RegexWithOneGroup
+
+
+class AnswerScore(Model):
+    """1 for a response with the checkable answer of the corpus' row, else 0."""
+
+    pattern: RegexWithOneGroup = r"(?s)(.*)"
+    """Regular expression with one group that extracts the answer from the response, from its content where it has reasoning.
+    Default: all of it."""
+
+
+class ScoredBy(Model):
+    """What a response is worth; exactly one of `answer`, `python` and `sum`."""
+
+    answer: AnswerScore | None = None
+    python: LocalPath | None = None
+    """Python file that defines `score(prompt, response, row)`, which returns a number, several as a mapping of names, one of
+    them `score`, or None for no score. `prompt` is a list of messages, `response` the text, `row` the other columns of the
+    sample. It runs in a process of its own, with your rights: name only code that you trust."""
+    seconds: PositiveFloat = 10.0
+    """Longest time of a call of `python`; a response that takes longer has no score."""
+    sum: Annotated[dict[Name, float], Field(min_length=1)] | None = None
+    """Weighted sum of other entries of `score:` of the same sample, by name, such as `{checked: 1.0, short: 0.1}`."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        found = [key for key in ("answer", "python", "sum") if getattr(self, key) is not None]
+        if len(found) != 1:
+            raise ValueError(f"expected exactly one of answer, python and sum, found {' and '.join(found) or 'none'}")
+        if "seconds" in self.model_fields_set and not self.python:
+            raise ValueError("seconds limits calls of python, and there is no python; remove it")
+        return self
+
+
+class Score(Model):
+    """Numbers for the responses of a sample, as a table."""
+
+    samples: Name
+    """Entry of `sample:`."""
+    by: ScoredBy
