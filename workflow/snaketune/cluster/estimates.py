@@ -85,7 +85,8 @@ class Estimates:
         """The same by corpus. Cached: with parts that read parts, there are far more paths through the graph than jobs."""
         if job.manifest not in self._corpora:
             if job.stage == "corpus":
-                sizes = {job.manifest: sum(map(_size, job.spec.sources))}
+                selected = sum(self._text(result) for result in job.artifacts.get("selected", ()))
+                sizes = {job.manifest: sum(map(_size, job.spec.sources)) + selected}
             else:
                 # A tokenizer may be trained on other corpora.
                 read = (

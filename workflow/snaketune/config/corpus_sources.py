@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, JsonValue, field_validator, model_validator
 
-from snaketune.config.base import Fraction, LocalPath, Model, PositiveInt, Revision, ShortText, files_at
+from snaketune.config.base import Fraction, LocalPath, Model, Name, PositiveInt, Revision, ShortText, files_at
 from snaketune.config.conditions import Conditions
 from snaketune.config.row_fields import Fields
 
@@ -80,7 +80,7 @@ EmptyReasoning = Literal["mask", "supervise", "omit"]
 
 
 class Source(Model):
-    """Source of rows: local files or a Hub dataset, exactly one of the two."""
+    """Source of rows: local files, a Hub dataset, or scored responses of a model; exactly one of the three."""
 
     files: tuple[LocalPath, ...] = ()
     """Local files, folders (with all files below, but hidden ones and those that begin with `_`) and patterns such as
@@ -95,6 +95,21 @@ class Source(Model):
     header: tuple[ShortText, ...] = ()
     """Column names of CSV files that have no header line."""
     hub: HubDataset | None = None
+    scores: Name | None = None
+    """Entry of `score:`, whose responses become rows: pairs of a corpus of preferences, conversations, or labelled
+    completions."""
+    pairs: Literal["best-worst"] | None = None
+    """Of scored responses: pairs the best response to a prompt with the worst, then the second best with the second worst."""
+    per_prompt: PositiveInt = 1
+    """Of scored responses: maximum number of pairs per prompt."""
+    rows: Literal["best", "all"] | None = None
+    """Of scored responses: the best response to each prompt becomes a conversation, or all responses do."""
+    at_least: float | None = None
+    """Of scored responses: the score from which a response becomes a conversation. Default: any."""
+    good_from: float | None = None
+    """Of scored responses: the score from which a response is labelled good."""
+    bad_to: float | None = None
+    """Of scored responses: the score up to which a response is labelled bad."""
     layout: Layout = "auto"
     """Layout of the rows; `auto` detects it from the columns."""
     fields: Fields = Fields()
@@ -113,7 +128,7 @@ class Source(Model):
     """Reads only rows that fulfil these conditions on their columns, such as `is_correct == true` or `helpfulness >= 3`; one
     condition or a list. A null fulfils only `!=`."""
     margin: Annotated[float, Field(ge=0)] = 0.0
-    """Minimum difference of two ratings (or ranks) for which rated completions make a pair. Equal ratings never make one."""
+    """Minimum difference of two ratings, ranks or scores for which completions make a pair. Equal ones never make one."""
     pairing: Literal["each", "worst"] = "each"
     """Pairs made of several rated completions: the best with `each` lower-rated one, or with the `worst` only."""
     weight: Annotated[float, Field(gt=0, le=100)] = 1.0
@@ -171,12 +186,31 @@ class Source(Model):
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
-        if bool(self.files) == bool(self.hub):
-            raise ValueError("give exactly one of `files` and `hub`")
+        if sum(map(bool, (self.files, self.hub, self.scores))) != 1:
+            raise ValueError("give exactly one of `files`, `hub` and `scores`")
+        stated = {key for key, field in type(self).model_fields.items() if getattr(self, key) != field.default}
+        read = sorted(stated - OF_SCORES)
+        if self.scores and read:
+            raise ValueError(
+                f"{read[0]} applies to rows that are read, and this source has scored responses; remove it"
+            )
+        selects = sorted(stated & SELECTING)
+        if selects and not self.scores:
+            raise ValueError(f"{selects[0]} selects scored responses; name them under `scores`, or remove it")
         for key in ("encoding", "delimiter", "header"):
             if self.hub and getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"{key} applies to local files, and this source is a Hub dataset; remove it")
         return self
+
+
+# The keys of a source of scored responses, by the kind of the corpus, and those of them that select.
+BY_KIND = {
+    "preferences": {"pairs", "margin", "per_prompt"},
+    "conversations": {"rows", "at_least"},
+    "unpaired": {"good_from", "bad_to"},
+}
+SELECTING = set().union(*BY_KIND.values()) - {"margin"}
+OF_SCORES = SELECTING | {"scores", "margin", "weight", "max_rows"}
 
 
 class Cleaning(Model):
@@ -223,6 +257,27 @@ class Decontamination(Model):
     """Words per n-gram; an evaluation text with fewer words is compared as a whole."""
 
 
+def _check_selection(kind: str, source: Source) -> None:
+    """Check that a source of scored responses says how rows of this kind are selected, and nothing else."""
+    if kind not in BY_KIND:
+        raise ValueError(f"scored responses make no rows of kind {kind}; expected {', '.join(BY_KIND)}")
+    fields = Source.model_fields
+    stated = {key for key in SELECTING | {"margin"} if getattr(source, key) != fields[key].default}
+    others = sorted(stated - BY_KIND[kind])
+    if others:
+        raise ValueError(f"{others[0]} doesn't select {kind}; expected {', '.join(sorted(BY_KIND[kind]))}")
+    needed = {"preferences": ("pairs",), "conversations": ("rows",), "unpaired": ("good_from", "bad_to")}[kind]
+    if missing := [key for key in needed if getattr(source, key) is None]:
+        example = {
+            "preferences": "pairs: best-worst",
+            "conversations": "rows: best",
+            "unpaired": "good_from: 7, bad_to: 4",
+        }
+        raise ValueError(f"{kind} from scores need {missing[0]}, such as {example[kind]}")
+    if kind == "unpaired" and source.bad_to >= source.good_from:
+        raise ValueError(f"bad_to {source.bad_to:g} is not below good_from {source.good_from:g}")
+
+
 class CorpusContent(Model):
     """The keys of a corpus that determine its rows."""
 
@@ -254,6 +309,9 @@ class CorpusContent(Model):
         kind = self.kind
         for source in self.sources:
             layout, fields = source.layout, source.fields
+            if source.scores:
+                _check_selection(kind, source)
+                continue
             if kind != "text" and (layout == "text" or fields.text):
                 raise ValueError(
                     f"layout text and fields.text apply to corpora of kind text; this corpus is of kind {kind}"
@@ -314,6 +372,11 @@ class Corpus(CorpusContent):
         if self.reasoning not in (None, "none") and self.kind != "conversations":
             raise ValueError(f"reasoning: in {self.kind}, only `none` has an effect; found {self.reasoning}")
         return self
+
+    @property
+    def sampled(self) -> tuple[str, ...]:
+        """The entries of `score:` whose responses are among its rows."""
+        return tuple(source.scores for source in self.sources if source.scores)
 
     @property
     def may_have_answers(self) -> bool:

@@ -7,6 +7,7 @@ from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.doctor import BASELINE
 from snaketune.config.evaluations import Evaluation
 from snaketune.config.held_out import NEEDS_REFERENCE, OF_SFT, RaceMetric
+from snaketune.config.lineage import cycle_of
 from snaketune.config.optimizers import OPTIMIZERS, SCHEDULES, missing_package
 from snaketune.config.packing import Packing
 from snaketune.config.sampling import Sample
@@ -22,6 +23,8 @@ def check_references(config: Workflow, variants: Variants) -> None:
     for name, tokenizer in config.tokenizers.items():
         for corpus in tokenizer.train.corpora if tokenizer.train else ():
             _known(f"tokenizers.{name}.train.corpora", corpus, config.corpora, "corpora")
+    for name in config.corpora:
+        _check_sampled(name, config)
     for name, run in config.sft.items():
         _check_sft(f"sft.{name}", name, run, config)
     for name, run in config.dpo.items():
@@ -42,6 +45,17 @@ def check_references(config: Workflow, variants: Variants) -> None:
         _check_sample(f"sample.{name}", sample, config, variants)
     for name in config.score:
         _check_score(name, config)
+
+
+def _check_sampled(name: str, config: Workflow) -> None:
+    """Raise SnaketuneError if a corpus of scored responses names unknown scores, or is made from itself."""
+    for number, source in enumerate(config.corpora[name].sources):
+        if source.scores:
+            _known(f"corpora.{name}.sources.{number}.scores", source.scores, config.score, "score")
+    if config.corpora[name].sampled and (circle := cycle_of(config, f"corpora.{name}")):
+        raise SnaketuneError(
+            f"corpora.{name}: its responses are of a model that is trained on it: {' → '.join(circle)}; train on another corpus"
+        )
 
 
 def _check_sft(key: str, name: str, run: Sft, config: Workflow) -> None:

@@ -10,7 +10,7 @@ length of the text: 600 MB for ten million rows. One core processes 60,000 short
 18,000 with near duplicates.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -31,13 +31,21 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CorpusSpec
 
+# The layouts of rows from scored responses (`sampling.selection`).
+LAYOUTS = {"conversations": "messages", "preferences": "pairs", "unpaired": "unpaired"}
 QUARANTINE = "quarantine.jsonl"
 DUPLICATES = "duplicates.jsonl"
 CONTAMINATION = "contamination.jsonl"
 
 
 def assemble(
-    spec: CorpusSpec, work: WorkFolder, *, files: list[Path], against: list[Artifact], against_files: list[Path]
+    spec: CorpusSpec,
+    work: WorkFolder,
+    *,
+    files: list[Path],
+    against: list[Artifact],
+    against_files: list[Path],
+    selected: Sequence[Artifact] = (),
 ) -> Outcome:
     """Write train.arrow and held_out.arrow to the payload, and the records of quarantined and dropped rows.
 
@@ -45,6 +53,7 @@ def assemble(
         files: the local files of all sources, in order.
         against: corpora whose held-out rows train rows are compared with, where `decontamination` is configured.
         against_files: data files of evaluation tasks that train rows are compared with likewise.
+        selected: rows from scored responses, for each source of such.
     Raises:
         SnaketuneError: a file can't be read, too many rows are malformed, or no row is left.
     """
@@ -74,7 +83,7 @@ def assemble(
             near_duplicates=near_duplicates,
             contamination=contamination,
         )
-        sources = [scan.read(source, paths) for source, paths in _with_files(spec, files)]
+        sources = [scan.read(source, paths) for source, paths in _with_files(spec, files, selected)]
         scan.finish()
     total_rows = sum(source.read + source.extra for source in sources)
     quarantine.check_limit(total_rows, len(scan.hashes), spec.max_quarantined_fraction, work.folder / QUARANTINE)
@@ -107,11 +116,19 @@ def _save_records(work: WorkFolder) -> str:
     return message
 
 
-def _with_files(spec: CorpusSpec, files: list[Path]) -> Iterator[tuple[Source, list[Path]]]:
+def _with_files(
+    spec: CorpusSpec, files: list[Path], selected: Sequence[Artifact]
+) -> Iterator[tuple[Source, list[Path]]]:
+    """Each source with its files; one of scored responses as a source of the file that holds its rows."""
     expected = sum(len(source.files) for source in spec.sources)
     if len(files) != expected:
         what = f"the sources name {expected} files, --files has {len(files)}"
         raise SnaketuneError(f"{what}; pass the same files, in the same order")
-    paths = iter(files)
+    paths, results = iter(files), iter(selected)
     for source in spec.sources:
-        yield source, [next(paths) for _ in source.files]
+        if source.scores:
+            (path,) = next(results).files()
+            stated = {"layout": LAYOUTS[spec.kind], "weight": source.weight, "max_rows": source.max_rows}
+            yield Source(files=(str(path),), **stated), [path]
+        else:
+            yield source, [next(paths) for _ in source.files]

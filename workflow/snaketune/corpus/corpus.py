@@ -1,5 +1,6 @@
 """The `corpus` stage: raw rows from every source, cleaned, without duplicates, split by prompt (`corpus.assembly`)."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact
@@ -13,7 +14,7 @@ STAGE = Stage(
     module=__name__,
     spec=CorpusSpec,
     payload="rows",
-    inputs={"against": any_number("corpus")},
+    inputs={"against": any_number("corpus"), "selected": any_number("select")},
     files=("files", "against_files"),
     libraries=libraries.of_corpus,
     # Pairing completions and comparing near duplicates need the whole corpus in memory.
@@ -26,8 +27,16 @@ STAGE = Stage(
 
 
 def build(
-    spec: CorpusSpec, work: WorkFolder, *, files: list[Path], against: list[Artifact], against_files: list[Path]
+    spec: CorpusSpec,
+    work: WorkFolder,
+    *,
+    files: list[Path],
+    against: list[Artifact],
+    against_files: list[Path],
+    selected: Sequence[Artifact] = (),
 ) -> Outcome:
+    """Write train.arrow and held_out.arrow to `work.payload`. Args: selected: rows from scored responses, one for each such
+    source."""
     from snaketune.corpus.assembly import assemble
 
-    return assemble(spec, work, files=files, against=against, against_files=against_files)
+    return assemble(spec, work, files=files, against=against, against_files=against_files, selected=selected)

@@ -45,6 +45,9 @@ def corpora_of(graph: JobGraph) -> str:
         lengths.setdefault(corpus, set()).update(job.spec.lengths)
     entries = []
     for job in graph.stage("corpus"):
+        # Responses of models aren't there yet.
+        if job.artifacts["selected"]:
+            continue
         entry = {"corpus": job.name, "content": job.spec.model_dump(mode="json", exclude_defaults=True)}
         read_by = tokens.get(job.name, {})
         for tokenized in read_by.values():

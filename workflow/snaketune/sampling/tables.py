@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from snaketune.corpus.rows import TURN
 
-PROMPTS, RESPONSES, SCORES = "prompts.arrow", "responses.arrow", "scores.arrow"
+PROMPTS, RESPONSES, SCORES, SELECTED = "prompts.arrow", "responses.arrow", "scores.arrow", "selected.jsonl"
 # Texts of the corpus that prompts carry along.
 OF_ROW = ("tools", "template_variables", "task", "answer", "reference")
 PROMPT_SCHEMA = pa.schema(

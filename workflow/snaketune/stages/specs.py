@@ -245,6 +245,18 @@ class ScoreSpec(Model):
     weights: tuple[float, ...] = ()  # of the job's scores, in their order
 
 
+class SelectSpec(Model):
+    """Which scored responses become rows of a corpus of a kind; see `config.corpus_sources.Source`."""
+
+    kind: Literal["conversations", "preferences", "unpaired"]
+    margin: float
+    per_prompt: int
+    rows: Literal["best", "all"]
+    at_least: float | None
+    good_from: float | None
+    bad_to: float | None
+
+
 class EvalSpec(Model):
     """The evaluation of one model."""
 

@@ -25,6 +25,7 @@ MODULES = (
     "sampling.prompts",
     "sampling.sample",
     "sampling.score",
+    "sampling.select",
     "evaluation.eval",
     "evaluation.race",
     "training.ref_pass",

@@ -140,11 +140,19 @@ BYTES_PER_PART, MAX_PARTS = 256_000_000, 128
 @cached
 def corpus_job(context: Context, name: str) -> Job:
     """The job of an entry of `corpora:`, after those that it is decontaminated against."""
+    # Scored responses are of models, which are trained on corpora.
+    from snaketune.stages.plan.sample_jobs import selected_jobs
+
     corpora, corpus = context.config.corpora, context.config.corpora[name]
     evaluations = context.config.eval.values() if corpus.decontamination else ()
     evaluated = {entry for evaluation in evaluations for entry in (*evaluation.conversations, *evaluation.preferences)}
-    # A corpus that is decontaminated itself is excluded: the two could wait for each other.
-    against = sorted(entry for entry in evaluated if entry != name and not corpora[entry].decontamination)
+    # Excluded are corpora that are decontaminated themselves, and those made of responses of models, which may be trained on
+    # this corpus: the two could wait for each other.
+    against = sorted(
+        entry
+        for entry in evaluated
+        if entry != name and not corpora[entry].decontamination and not corpora[entry].sampled
+    )
     folders = sorted(
         {evaluation.tasks.folder for evaluation in evaluations if evaluation.tasks and evaluation.tasks.folder}
     )
@@ -152,7 +160,10 @@ def corpus_job(context: Context, name: str) -> Job:
         "corpus",
         name,
         spec_from(CorpusSpec, corpus),
-        {"against": tuple(corpus_job(context, entry) for entry in against)},
+        {
+            "against": tuple(corpus_job(context, entry) for entry in against),
+            "selected": selected_jobs(context, name, corpus),
+        },
         files={
             "files": tuple(file for source in corpus.sources for file in source.files),
             "against_files": tuple(file for folder in folders for file in task_files(folder).data),
@@ -221,9 +232,8 @@ def tokenize_jobs(
 @cached
 def pack_job(context: Context, kind: Kind, corpus: str, tokenizer: str, packing: Packing) -> Job:
     """The job that joins the packed rows of a corpus, after those that plan and write them."""
-    packing = packing.model_copy(update={"overflow": packing.overflow_of(context.config.corpora[corpus].kind)})
-    spec = PackSpec(kind=kind, **packing.model_dump())
-    name = f"{corpus}-{tokenizer}-{packing.longest}-{short_digest(spec, corpus, tokenizer)}"
+    spec, name = _pack_spec(context.config, kind, corpus, tokenizer, packing)
+    packing = packing.model_copy(update={"overflow": spec.overflow})
     tokens = tokenize_jobs(context, kind, corpus, tokenizer, packing.train_on)
     ordered = {"corpus": (corpus_job(context, corpus),)} if packing.order == "column" else {}
     plan = context.plan("plan", name, spec_from(PlanSpec, packing, kind=kind), {"tokens": tokens} | ordered)
@@ -237,6 +247,18 @@ def pack_job(context: Context, kind: Kind, corpus: str, tokenizer: str, packing:
         for shard in specs
     )
     return context.plan("pack", name, spec, {"plan": (plan,), "shards": shards})
+
+
+def _pack_spec(config: Workflow, kind: Kind, corpus: str, tokenizer: str, packing: Packing) -> tuple[PackSpec, str]:
+    """The spec and the name of packed rows."""
+    packing = packing.model_copy(update={"overflow": packing.overflow_of(config.corpora[corpus].kind)})
+    spec = PackSpec(kind=kind, **packing.model_dump())
+    return spec, f"{corpus}-{tokenizer}-{packing.longest}-{short_digest(spec, corpus, tokenizer)}"
+
+
+def pack_name(config: Workflow, run: Sft | Dpo) -> str:
+    """The name of a run's packed rows, without planning them: they may be of responses of a model that is planned just now."""
+    return _pack_spec(config, kind_of(run), run.corpus, config.tokenizer_of(run), run.packing)[1]
 
 
 def pack_of(context: Context, run: Sft | Dpo) -> Job:

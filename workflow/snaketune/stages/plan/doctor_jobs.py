@@ -9,7 +9,7 @@ from snaketune.config.training_runs import Dpo, Sft
 from snaketune.stages.job import Job
 from snaketune.stages.plan.data_jobs import Context, first_run, sft_below, tokenizer_job
 from snaketune.stages.plan.dpo_jobs import reference_jobs
-from snaketune.stages.plan.training_jobs import calibrate_job, preflight_job, training_job
+from snaketune.stages.plan.training_jobs import calibrate_job, preflight_job, run_wave, training_job
 from snaketune.stages.specs import BottleneckSpec, DpoSpec, SftSpec, TimingSpec, Variant, spec_from
 
 
@@ -34,7 +34,7 @@ def _bottleneck_job(context: Context, section: str, name: str, run: Sft | Dpo, c
     spec = BottleneckSpec(key=f"{section}.{name}", variants=(Variant(name=BASELINE), *tried))
     inputs = {
         "pack": context.jobs[section, name].artifacts["pack"],
-        "preflight": (preflight_job(context, first_run(context.config, sft_below(name, run))),),
+        "preflight": (preflight_job(context, first_run(context.config, sft_below(name, run)), run_wave(context, run)),),
         "calibrate": (calibration,),
         "timings": _timing_jobs(context, section, name, run),
     }

@@ -9,8 +9,16 @@ from typing import Any
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Dpo
 from snaketune.stages.job import Job, short_digest
-from snaketune.stages.plan.data_jobs import Context, Weights, cached, pack_of, tokenizer_job, trusts_remote_code
-from snaketune.stages.plan.training_jobs import start_of, training_job
+from snaketune.stages.plan.data_jobs import (
+    Context,
+    Weights,
+    cached,
+    pack_name,
+    pack_of,
+    tokenizer_job,
+    trusts_remote_code,
+)
+from snaketune.stages.plan.training_jobs import base_of_start, start_of, training_job
 from snaketune.stages.specs import RefLogpsSpec, RefPassSpec, canonical
 
 # SFT run, name of the pack, and spec: runs with equal keys share the log-probabilities.
@@ -84,7 +92,7 @@ def _runs_by_reference(context: Context) -> dict[Key, list[Dpo]]:
 def _key(context: Context, run: Dpo, **changes: bool) -> Key:
     """The key of a run's reference. Args: changes: of the spec."""
     spec = _spec(context, run).model_copy(update=changes)
-    return run.from_, pack_of(context, run).name, canonical(spec)
+    return run.from_, pack_name(context.config, run), canonical(spec)
 
 
 def _spec(context: Context, run: Dpo) -> RefLogpsSpec:
@@ -94,7 +102,7 @@ def _spec(context: Context, run: Dpo) -> RefLogpsSpec:
         trusted = run.reference.trust_remote_code
     else:
         model: dict[str, Any] = {"frozen_weights": run.lora is not None, "quantization": run.quantization}
-        model |= {"base": start_of(context, run).base, "apart": run.lora == "continued"}
+        model |= {"base": base_of_start(context.config, run), "apart": run.lora == "continued"}
         trusted = trusts_remote_code(context.config, run.from_)
     return RefLogpsSpec(
         precision=run.training.precision,

@@ -1,6 +1,6 @@
 """The `sample` jobs, the `prompts` and `generate` jobs before them, and the `score` jobs after them.
 
-    prompts ─┬─ generate 1-of-2 ─┬─ sample ── score
+    prompts ─┬─ generate 1-of-2 ─┬─ sample ── score ── select (rows of a corpus)
              └─ generate 2-of-2 ─┘
 
 The table reads its parts, but isn't stale where they are missing: like those of a reference, they are how it is made.
@@ -9,12 +9,21 @@ The table reads its parts, but isn't stale where they are missing: like those of
 from pathlib import Path
 
 from snaketune.config.base_models import Pretrained
+from snaketune.config.corpus_sources import Corpus
 from snaketune.config.generation import Server
 from snaketune.config.operation import Execution
 from snaketune.stages.job import Job
 from snaketune.stages.plan.data_jobs import Context, base_of, cached, corpus_job, tokenizer_job, trusts_remote_code
 from snaketune.stages.plan.model_jobs import named_model
-from snaketune.stages.specs import GenerateSpec, PromptsSpec, ResponsesSpec, SampleSpec, ScoreSpec, spec_from
+from snaketune.stages.specs import (
+    GenerateSpec,
+    PromptsSpec,
+    ResponsesSpec,
+    SampleSpec,
+    ScoreSpec,
+    SelectSpec,
+    spec_from,
+)
 
 
 @cached
@@ -94,3 +103,15 @@ def score_job(context: Context, name: str) -> Job:
         },
         files={"python": (score.by.python,) if score.by.python else ()},
     )
+
+
+def selected_jobs(context: Context, name: str, corpus: Corpus) -> tuple[Job, ...]:
+    """The jobs that select rows for a corpus from scored responses, one for each such source, named after it."""
+    jobs = []
+    for number, source in enumerate(corpus.sources):
+        if source.scores:
+            score = score_job(context, source.scores)
+            spec = spec_from(SelectSpec, source, kind=corpus.kind, rows=source.rows or "best")
+            inputs = {"samples": score.artifacts["samples"], "scores": (score,)}
+            jobs.append(context.plan("select", f"{name}-{number}" if number else name, spec, inputs))
+    return tuple(jobs)

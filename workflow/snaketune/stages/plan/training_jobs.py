@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
+from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.evaluations import Evaluation
 from snaketune.config.held_out import snapshot_name
+from snaketune.config.lineage import wave_of
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Dpo, Learning, Sft, Training, snapshots_of
@@ -20,6 +22,7 @@ from snaketune.stages.plan.data_jobs import (
     first_run,
     kind_of,
     lora_of,
+    pack_name,
     pack_of,
     sft_below,
     tokenizer_job,
@@ -70,7 +73,7 @@ def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dp
         trust_remote_code=trusts_remote_code(config, sft),
         **({"continued": run.lora == "continued"} if is_dpo else {}),
     )
-    preflight = preflight_job(context, first_run(config, sft))
+    preflight = preflight_job(context, first_run(config, sft), run_wave(context, run))
     calibration = calibrate_job(context, of, run, spec)
     # Timings measure a few steps from the start.
     snapshots = _snapshots_before(config, stage, name) if stage in ("sft", "dpo") else {}
@@ -139,6 +142,17 @@ def weights_of(context: Context, run: Sft | Dpo, job: Job) -> Weights:
     return start.with_adapter(job)
 
 
+def base_of_start(config: Workflow, run: Sft | Dpo) -> Pretrained | Scratch | None:
+    """`start_of(...).base`, without planning the trainings before."""
+    sft = run.continues if isinstance(run, Sft) else run.from_
+    if not sft:
+        return run.base  # pyrefly: ignore[missing-attribute]
+    before = config.sft[sft]
+    lora = lora_of(config, before)
+    complete = run.lora != "continued" and (lora is None or lora.merge)
+    return None if complete else base_of_start(config, before)
+
+
 def calibrate_job(context: Context, name: str, run: Sft | Dpo, spec: SftSpec | DpoSpec) -> Job:
     """The job that measures the training of a run of this name, and similar ones. Args: spec: of the training."""
     config, sft = context.config, sft_below(name, run)
@@ -158,7 +172,7 @@ def calibrate_job(context: Context, name: str, run: Sft | Dpo, spec: SftSpec | D
             run.operation,
             calibrated_epochs=_waiting_epochs(context).get(pack.name, 0.0),
         ),
-        after=(preflight_job(context, first_run(config, sft)),),
+        after=(preflight_job(context, first_run(config, sft), run_wave(context, run)),),
     )
 
 
@@ -168,7 +182,7 @@ def _waiting_epochs(context: Context) -> dict[str, float]:
     longest: dict[str, float] = {}
     for run in (*context.config.sft.values(), *context.config.dpo.values()):
         if run.training.micro_batch_rows == "auto":
-            pack = pack_of(context, run).name
+            pack = pack_name(context.config, run)
             longest[pack] = max(longest.get(pack, 0.0), run.training.epochs)
     return longest
 
@@ -192,19 +206,30 @@ def calibrated_learning(learning: Learning) -> Learning:
     return Learning(**kept, compile=False, learning_rate=1e-6, schedule="constant")
 
 
+def run_wave(context: Context, run: Sft | Dpo) -> int:
+    """How often models are sampled before a run can be trained; runs of a wave are checked together."""
+    before = run.continues if isinstance(run, Sft) else run.from_
+    entries = [f"corpora.{run.corpus}", f"tokenizers.{context.config.tokenizer_of(run)}"]
+    entries += [f"sft.{before}"] if before else []
+    return max(wave_of(context.config, entry) for entry in entries)
+
+
 @cached
-def preflight_job(context: Context, family: str) -> Job:
-    """The job that checks the family of an SFT run: that run, those that continue it, and the DPO runs from them."""
+def preflight_job(context: Context, family: str, wave: int) -> Job:
+    """The job that checks the family of an SFT run: that run, those that continue it, and the DPO runs from them. Those on
+    responses of a model of the family are checked when these are there, in a job for each wave."""
     config = context.config
     runs: dict[str, Sft | Dpo] = {
         f"{section}.{name}": run
         for section, entries in (("sft", config.sft), ("dpo", config.dpo))
         for name, run in entries.items()
-        if first_run(config, sft_below(name, run)) == family
+        if first_run(config, sft_below(name, run)) == family and run_wave(context, run) == wave
     }
     packs_of_runs = {key: pack_of(context, run) for key, run in runs.items()}
+    for key, run in list(runs.items()):
+        packs_of_runs |= {f"{key} {n}": pack_of(context, one) for n, one in enumerate(_continued_by(config, run))}
     # Sorted, so that the order of the config doesn't matter.
-    packs = tuple({packs_of_runs[key].manifest: packs_of_runs[key] for key in sorted(runs)}.values())
+    packs = tuple({packs_of_runs[key].manifest: packs_of_runs[key] for key in sorted(packs_of_runs)}.values())
     checked: dict[str, PreflightRun] = {}
     for key, run in sorted(runs.items()):
         earlier = tuple(
@@ -218,8 +243,10 @@ def preflight_job(context: Context, family: str) -> Job:
         spec = _run_spec(config, key, run, packs.index(packs_of_runs[key]), earlier)
         checked.setdefault(canonical(spec.model_copy(update={"key": ""})), spec)
     models = {key.replace(".", ":", 1) for key in runs} | {f"base:{key[4:]}" for key in runs if key.startswith("sft.")}
+    # Later ones are of models that this job waits for.
+    there = {corpus for corpus in config.corpora if wave_of(config, f"corpora.{corpus}") <= wave}
     evaluations = tuple(
-        _evaluation_spec(config, name, evaluation, evaluated)
+        _evaluation_spec(config, name, evaluation, evaluated, there)
         for name, evaluation in sorted(config.eval.items())
         if (evaluated := models.intersection(evaluation.every_model(context.variants)))
     )
@@ -227,7 +254,7 @@ def preflight_job(context: Context, family: str) -> Job:
     base = base_of(config, family)
     return context.plan(
         "preflight",
-        family,
+        f"{family}-{wave}" if wave else family,
         PreflightSpec(base=base, runs=tuple(checked.values()), evaluations=evaluations),
         {
             "tokenizer": (tokenizer_job(context, config.sft[family].tokenizer),),
@@ -270,13 +297,17 @@ def _run_spec(
     )
 
 
-def _evaluation_spec(config: Workflow, name: str, evaluation: Evaluation, models: set[str]) -> PreflightEvaluation:
-    """What of an evaluation of these models can be checked before training."""
+def _evaluation_spec(
+    config: Workflow, name: str, evaluation: Evaluation, models: set[str], there: set[str]
+) -> PreflightEvaluation:
+    """What of an evaluation of these models can be checked before training. Args: there: the corpora that are there then."""
     # Documents have no questions.
-    chats = tuple(corpus for corpus in evaluation.conversations if config.corpora[corpus].kind != "text")
+    chats = tuple(
+        corpus for corpus in evaluation.conversations if config.corpora[corpus].kind != "text" and corpus in there
+    )
     return PreflightEvaluation(
         key=f"eval.{name}",
-        corpora=(*evaluation.conversations, *evaluation.preferences),
+        corpora=tuple(corpus for corpus in (*evaluation.conversations, *evaluation.preferences) if corpus in there),
         trained_on=tuple(sorted({corpus for model in models for corpus in _trained_on(config, *model.split(":"))})),
         exact_match=chats if "exact_match" in evaluation.model_fields_set else (),
     )
