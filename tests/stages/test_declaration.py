@@ -67,7 +67,9 @@ def test_a_stage_reads_results_of_stages_before_it_or_its_own():
     before: set[str] = set()
     for name, stage in STAGES.items():
         before.add(name)
-        assert {made for source in stage.inputs.values() for made in source.stages} <= before, name
+        read = {made for source in stage.inputs.values() for made in source.stages}
+        # Rows of a corpus may be responses of a model, which is trained on another corpus.
+        assert read - before == ({"select"} if name == "corpus" else set()), name
 
 
 def test_a_cost_may_follow_from_the_spec():

@@ -424,3 +424,28 @@ SINGLE |= {
     "score.by.seconds": (BOTH, {"score.called.by.seconds": 3}, {"score"}),
     "score.by.sum": (SUMMED, {"score.all.by.sum.worth": 3.0}, {"score"}),
 }  # fmt: skip
+# Rows of scored responses: a corpus of its own, whose jobs all run.
+WORTH = {"sample.tries": SAMPLED, "score.worth": CHECKED}
+OWN = SAMPLE | {"score", "select", "corpus"}
+for key, kind, source in (
+    ("scores", "preferences", {"pairs": "best-worst"}),
+    ("pairs", "preferences", {"pairs": "best-worst"}),
+    ("per_prompt", "preferences", {"pairs": "best-worst", "per_prompt": 2}),
+    ("rows", "conversations", {"rows": "best"}),
+    ("at_least", "conversations", {"rows": "best", "at_least": 1.0}),
+    ("good_from", "unpaired", {"good_from": 1.0, "bad_to": 0.0}),
+    ("bad_to", "unpaired", {"good_from": 1.0, "bad_to": 0.0}),
+):
+    own = {"kind": kind, "sources": [{"scores": "worth", **source}]}
+    TABLE[f"corpora.sources.{key}"] = (WORTH | {"corpora.own": own}, OWN)
+PAIRED = WORTH | {"corpora.own": {"kind": "preferences", "sources": [{"scores": "worth", "pairs": "best-worst"}]}}
+VOTED = WORTH | {"corpora.own": {"kind": "unpaired", "sources": [{"scores": "worth", "good_from": 1.0, "bad_to": 0.0}]}}
+BEST = WORTH | {"corpora.own": {"kind": "conversations", "sources": [{"scores": "worth", "rows": "best"}]}}
+SINGLE |= {
+    "corpora.sources.margin of scores": (PAIRED, {"corpora.own.sources.0.margin": 0.5}, {"select", "corpus"}),
+    "corpora.sources.per_prompt": (PAIRED, {"corpora.own.sources.0.per_prompt": 2}, {"select", "corpus"}),
+    "corpora.sources.rows": (BEST, {"corpora.own.sources.0.rows": "all"}, {"select", "corpus"}),
+    "corpora.sources.at_least": (BEST, {"corpora.own.sources.0.at_least": 1.0}, {"select", "corpus"}),
+    "corpora.sources.good_from": (VOTED, {"corpora.own.sources.0.good_from": 0.9}, {"select", "corpus"}),
+    "corpora.sources.bad_to": (VOTED, {"corpora.own.sources.0.bad_to": 0.1}, {"select", "corpus"}),
+}  # fmt: skip

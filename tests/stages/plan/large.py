@@ -14,6 +14,7 @@ SLOW |= {"micro_batch_rows": 2, "gradient_checkpointing": True}
 SHAPE = {"hidden_size": 32, "intermediate_size": 64, "layers": 2, "heads": 2}
 CONFIG: dict[str, Any] = {
     "corpora": {
+        "own": {"kind": "preferences", "sources": [{"scores": "both", "pairs": "best-worst"}]},
         "chat": {
             "kind": "conversations",
             "sources": [{"files": ["rows.jsonl"]}, {"hub": {"path": "a/b", "revision": "f00"}}],

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from snaketune.config.corpus_sources import Source
 from snaketune.corpus.decisions import REASONS, Decisions
 from snaketune.corpus.first_pass import Scan, SourceCounts
 
@@ -21,16 +22,18 @@ def counts_of(scan: Scan, sources: list[SourceCounts], decisions: Decisions) -> 
         "quarantined": {"total": scan.quarantine.reasons.total(), **scan.quarantine.reasons},
         "dropped": dict(dropped),
         "kept": {"train": int(copies[~held_out].sum()), "held_out": int(copies[held_out].sum())},
-        "sources": [
-            ({"hub": source.hub.model_dump(mode="json")} if source.hub else {"files": list(source.files)})
-            | source_counts
-            for source, source_counts in zip(scan.spec.sources, by_source)
-        ],
+        "sources": [_origin(source) | source_counts for source, source_counts in zip(scan.spec.sources, by_source)],
         "notes": _notes(scan, copies > 0),
         "cleaned": {step: n for step, n in scan.cleaner.counts.items() if n},
         "characters": _histogram(np.asarray(scan.characters), copies),
         **({} if decisions.group is None else {"near_duplicates": _groups(decisions.group)}),
     }
+
+
+def _origin(source: Source) -> dict[str, Any]:
+    if source.scores:
+        return {"scores": source.scores}
+    return {"hub": source.hub.model_dump(mode="json")} if source.hub else {"files": list(source.files)}
 
 
 def _of_source(decisions: Decisions, scan: Scan, source: SourceCounts) -> dict[str, Any]:

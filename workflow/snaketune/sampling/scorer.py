@@ -20,7 +20,7 @@ from snaketune.errors import SnaketuneError, first_line
 from snaketune.stages.cache.libraries import quiet_libraries
 
 SECONDS_TO_START = 120.0
-READY = {"ready": True}
+READY, ENDED = {"ready": True}, {"error": "the scorer's process ended"}
 
 
 class Scorer:
@@ -51,12 +51,12 @@ class Scorer:
             process.stdin.flush()
         except OSError:
             self._end()
-            return "the scorer's process ended"
+            return ENDED["error"]
         answer = self._answer(self.seconds)
-        if answer is None:
-            ended = process.poll() is not None
+        if answer is None or answer == ENDED:
             self._end()
-            return "the scorer's process ended" if ended else f"it took more than {self.seconds:g} s"
+        if answer is None:
+            return f"it took more than {self.seconds:g} s"
         return answer["numbers"] if "numbers" in answer else answer["error"]
 
     def _start(self) -> "subprocess.Popen[str]":
@@ -71,17 +71,17 @@ class Scorer:
         answer = self._answer(SECONDS_TO_START)
         if answer != READY:
             self._end()
-            why = answer["error"] if answer else "its process ended, or didn't start in time; see above"
+            why = answer["error"] if answer else "its process didn't start in time"
             raise SnaketuneError(f"{self.file}: {why}; expected a function score(prompt, response, row)")
         return process
 
     def _answer(self, seconds: float) -> dict[str, Any] | None:
-        """The next line; None if there is none in time, or the process ended."""
+        """The next line; None if there is none in time."""
         try:
             line = self.answers.get(timeout=seconds)
         except queue.Empty:
             return None
-        return json.loads(line) if line else None
+        return json.loads(line) if line else ENDED
 
     def _end(self) -> None:
         if self.process:

@@ -129,6 +129,8 @@ def _largest_first(counts: dict[str, int]) -> dict[str, int]:
 def _origin(source: dict[str, Any]) -> str:
     if hub := source.get("hub"):
         return clean("/".join(part for part in (hub["path"], hub.get("name"), hub.get("split")) if part))
+    if scores := source.get("scores"):
+        return f"scored responses: {clean(scores)}"
     first, *more = source.get("files") or [NOTHING]
     return clean(first + (f" and {len(more):,} more files" if more else ""))
 
