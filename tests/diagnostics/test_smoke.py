@@ -73,6 +73,49 @@ def test_a_small_model_of_the_family_and_vocabulary_stands_for_the_base(tmp_path
     assert ("a Llama stands for it" in capsys.readouterr().out) == (not known)
 
 
+def test_responses_are_short_and_other_rows_stand_for_selected_ones(shipped, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chat.jsonl").touch()
+    (tmp_path / "mine.py").touch()
+    training = {"epochs": 1, "batch_rows": 4, "learning_rate": 0.001}
+    config = {
+        "corpora": {
+            "chat": {"kind": "conversations", "sources": [{"files": ["chat.jsonl"]}]},
+            **{
+                kind: {"kind": kind, "sources": [{"scores": "right", **how}]}
+                for kind, how in {
+                    "preferences": {"pairs": "best-worst", "margin": 0.5},
+                    "unpaired": {"good_from": 1, "bad_to": 0},
+                }.items()
+            },
+        },
+        "tokenizers": {"small": {"train": {"corpora": ["chat"]}}},
+        "sft": {"run": {"base": SCRATCH, "corpus": "chat", "tokenizer": "small", "training": training}},
+        "sample": {
+            "tries": {
+                "model": "sft:run", "prompts": {"corpora": ["chat"]}, "responses": 8,
+                "generation": {"temperature": 1.0, "max_new_tokens": 500}, "operation": {"engine": "vllm", "parts": 4},
+            }
+        },
+        "score": {
+            "right": {"samples": "tries", "by": {"answer": {}}},
+            "own": {"samples": "tries", "by": {"python": "mine.py"}},
+            "both": {"samples": "tries", "by": {"sum": {"right": 1.0, "own": 1.0}}},
+        },
+    }  # fmt: skip
+    write_smoke_run(json.dumps(config), tmp_path / "smoke")
+    smoke = json.loads((tmp_path / "smoke/config.json").read_text())
+    assert smoke["sample"]["tries"]["operation"] == {"engine": "transformers", "gpus": 0}
+    assert smoke["sample"]["tries"]["responses"] == 2 and smoke["sample"]["tries"]["prompts"]["limit"] == 2
+    assert smoke["score"]["own"]["by"]["python"] == str(tmp_path / "mine.py")
+    monkeypatch.chdir(tmp_path / "smoke")
+    planned, _ = load(smoke)
+    assert not planned.corpora["preferences"].sampled
+    for kind in ("preferences", "unpaired"):
+        (source,) = planned.corpora[kind].sources
+        assert len((tmp_path / "smoke" / source.files[0]).read_text().splitlines()) == 20
+
+
 def test_local_tasks_are_found_from_the_smoke_runs_folder(tmp_path, monkeypatch):
     """Twice, as for a second smoke run."""
     (tmp_path / "tasks").mkdir()

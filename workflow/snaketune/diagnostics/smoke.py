@@ -24,12 +24,10 @@ SCRATCH = {"hidden_size": 64, "intermediate_size": 128, "layers": 2, "heads": 4,
 # On a CPU, by one process.
 OPERATION = {"gpus": 0, "nodes": 1, "allow_cpu": True, "log_steps": 1}
 NOT_ON_CPU = ("launch", "zero_stage", "activation_offloading")
-# Responses are worth something between 0 and 1, and all of them are selected.
-SCORER = "score.py"
-SCORES = (
-    "import zlib\n\n\ndef score(prompt, response, row):\n    return zlib.crc32(f'{response} {row}'.encode()) / 2**32\n"
-)
-ANY_SCORE = {"margin": 0.0, "at_least": 0.0, "good_from": 0.5, "bad_to": 0.49}
+# A small random model doesn't end its responses, so none can be selected: other rows stand for them.
+STAND_INS = "selected-{kind}.jsonl"
+LAYOUTS = {"conversations": "messages", "preferences": "pairs", "unpaired": "unpaired"}
+SCORER, SCORE = "score.py", "def score(prompt, response, row):\n    return len(response)\n"
 # They upload, convert, time or publish, which a smoke run doesn't.
 LEFT_OUT = ("push", "gguf", "doctor", "tracking", "reruns_on")
 PROVES = (
@@ -58,7 +56,10 @@ def write_smoke_run(config: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for evaluation in smoke.get("eval", {}).values():
         _link_task_files(evaluation.get("tasks", {}).get("folder"), folder)
-    (folder / SCORER).write_text(SCORES, encoding="utf-8")
+    (folder / SCORER).write_text(SCORE, encoding="utf-8")
+    for kind in LAYOUTS:
+        lines = [json.dumps(_stand_in(kind, number)) + "\n" for number in range(ROWS)]
+        (folder / STAND_INS.format(kind=kind)).write_text("".join(lines), encoding="utf-8")
     write_json(folder / "config.json", smoke)
 
 
@@ -72,7 +73,8 @@ def smoke_config(config: dict[str, Any], small_base: Callable[[dict[str, Any]], 
         for source in corpus["sources"]:
             source["max_rows"] = min(source.get("max_rows", ROWS), ROWS)
             if "scores" in source:
-                source |= {key: value for key, value in ANY_SCORE.items() if key in source}
+                source.clear()
+                source |= {"files": [STAND_INS.format(kind=corpus["kind"])], "layout": LAYOUTS[corpus["kind"]]}
             if "files" in source:
                 source["files"] = [_absolute(file) for file in source["files"]]
     for tokenizer in smoke.get("tokenizers", {}).values():
@@ -92,9 +94,11 @@ def smoke_config(config: dict[str, Any], small_base: Callable[[dict[str, Any]], 
         sample["responses"] = min(sample.get("responses", 1), ANSWERS)
         sample["operation"] = {"engine": "transformers", "gpus": 0}
     for score in smoke.get("score", {}).values():
-        # Small random models give no right answer.
-        if "sum" not in score["by"]:
+        # The rows that are left may have no answer.
+        if "answer" in score["by"]:
             score["by"] = {"python": SCORER}
+        elif "python" in score["by"]:
+            score["by"]["python"] = _absolute(score["by"]["python"])
     smoke["report"] = smoke.get("report", {}) | {"title": "Smoke run", "compare": []}
     return smoke
 
@@ -124,6 +128,18 @@ def _shorten_evaluation(evaluation: dict[str, Any]) -> None:
     for key in ("exact_match", "tasks"):
         if key in evaluation:
             evaluation[key]["limit"] = ANSWERS
+
+
+def _stand_in(kind: str, number: int) -> dict[str, Any]:
+    """A row in the place of scored responses."""
+    prompt = [{"role": "user", "content": f"Question {number}?"}]
+    good, bad = ([{"role": "assistant", "content": f"{what} {number}."}] for what in ("Answer", "Something"))
+    match kind:
+        case "conversations":
+            return {"messages": prompt + good}
+        case "preferences":
+            return {"prompt": prompt, "chosen": good, "rejected": bad}
+    return {"prompt": prompt, "completion": good if number % 2 else bad, "label": bool(number % 2)}
 
 
 def _shorten_generation(entry: dict[str, Any]) -> None:
