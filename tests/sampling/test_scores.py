@@ -120,6 +120,7 @@ def test_what_fails_takes_too_long_or_ends_the_process_has_no_score_and_the_rest
         ("import no_such_module", "ModuleNotFoundError"),
         ("def score(", "SyntaxError"),
         ("raise SystemExit(3)", "the scorer's process ended"),
+        ("def score(*_): return {'score': 1, 'turn': 2}", "a number called 'turn'"),
         ("def score(*_): return 'high'", "none of the 12 responses has a score"),
     ],
 )

@@ -20,6 +20,8 @@ from snaketune.errors import SnaketuneError, first_line
 from snaketune.stages.cache.libraries import quiet_libraries
 
 SECONDS_TO_START = 120.0
+# Columns of the table that identify a response.
+KEYS = {"id", "turn", "index"}
 READY, ENDED = {"ready": True}, {"error": "the scorer's process ended"}
 
 
@@ -131,6 +133,8 @@ def _called(function: Callable[..., Any], request: dict[str, Any]) -> dict[str, 
         numbers = {str(name): float(number) for name, number in numbers.items()}
     except (TypeError, ValueError):
         return {"error": f"it returned {str(value)[:80]!r}; expected a number, or a mapping of names to numbers"}
+    if taken := KEYS.intersection(numbers):
+        return {"error": f"it returned a number called {min(taken)!r}, as the table calls another column"}
     if "score" not in numbers or not all(map(math.isfinite, numbers.values())):
         return {"error": f"it returned {str(value)[:80]!r}; expected finite numbers, one of them `score`"}
     return {"numbers": numbers}
