@@ -221,6 +221,20 @@ class Results(DataResults):
         about = {"engine": {"name": "transformers", "version": "5.23.0", "dtype": "float32"}}
         return self.add("sample", name, spec=spec, counts=counts, inputs={"model": [model]}, **about)
 
+    def score(self, name: str, sample: str, mean: float = 0.5) -> str:
+        spec = {"answer": {"pattern": "(.*)"}, "python": False, "weights": []}
+        counts = {"responses": 24, "scored": 20, "without": {"the row has no answer": 4}}
+        return self.add("score", name, spec=spec, counts=counts, inputs={"samples": [sample]}, mean=mean)
+
+    def select(self, name: str, score: str, *, chosen: float = 9.0, rejected: float = 8.0) -> str:
+        """Write pairs of scored responses. Args: chosen, rejected: their mean lengths in tokens."""
+        counts = {"prompts": 8, "rows": 5, "prompts_without": {"equal scores": 3}, "left_out": {"truncated": 2}}
+        solved = {"low": 0.0, "high": 1.0, "prompts": [2, 0, 0, 0, 0, 5, 0, 0, 0, 1]}
+        about = {"mean_tokens": {"chosen": chosen, "rejected": rejected}, "solved": solved}
+        return self.add(
+            "select", name, spec={"kind": "preferences"}, counts=counts, inputs={"scores": [score]}, **about
+        )
+
     def race(
         self,
         grid: str,
@@ -287,7 +301,7 @@ class Results(DataResults):
             self.pairs(f"main/{model}", moved, reference=before if "dpo" in model else None)
             self.evaluate(f"main/{model}", right=right, reference=model.startswith("dpo"), tasks=tasks)
         self.evaluate("second/sft-raw", corpora=("chat", "other"), preferences=())
-        self.sample("tries", small)
+        self.select("own", self.score("checked", self.sample("tries", small)))
         self.race("sweep", 0.1, {"soft": 0.5, "hard": 0.4}, paused={})
         self.race("sweep", 0.5, {"soft": 1.5, "hard": 0.6}, paused={"hard": 0.5})
 

@@ -3,8 +3,8 @@
 import pytest
 
 from snaketune.report.data.results import ResultSet
-from snaketune.report.data.sampled import sampled_tables
-from snaketune.report.judge.sampling_rules import engine_findings, sample_findings
+from snaketune.report.data.sampled import sampled_tables, selections
+from snaketune.report.judge.sampling_rules import engine_findings, sample_findings, selection_findings
 
 
 def result_set(results) -> ResultSet:
@@ -53,3 +53,15 @@ def test_an_evaluation_by_several_engines_is_a_finding(results):
     assert "Responses by transformers 1.0, vllm 1.0." in (results.report()[1] / "index.html").read_text(
         encoding="utf-8"
     )
+
+
+def test_the_page_shows_scores_and_what_was_selected(results, model):
+    score = results.score("checked", results.sample("tries", model), mean=0.25)
+    results.select("own", score, chosen=9.0, rejected=8.0)
+    results.select("long", score, chosen=20.0, rejected=8.0)
+    page = (results.report()[1] / "sampling.html").read_text(encoding="utf-8")
+    for shown in ("20 of 24", "0.25", "prompts without: equal scores", "responses left out: truncated"):
+        assert shown in page
+    assert "25% of the prompts score lowest, 12.5% highest" in page and page.count("<svg") == 4
+    (finding,) = selection_findings(selections(result_set(results)))
+    assert finding.where == "long" and "chosen responses are longer" in finding.message

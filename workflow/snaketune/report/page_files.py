@@ -24,7 +24,8 @@ from snaketune.report.data.packing_flow import pack_flows, training_flows
 from snaketune.report.data.preference_shift import flips, preference_changes
 from snaketune.report.data.races import races_of
 from snaketune.report.data.results import ResultSet, unique
-from snaketune.report.data.sampled import sampled_tables
+from snaketune.report.data.sampled import sampled_tables, selections
+from snaketune.report.data.sampled import score_rows as scores_of_samples
 from snaketune.report.data.samples import Sample, answers_while_training, choose, dropped_examples, tokenized_rows
 from snaketune.report.html import render
 from snaketune.report.judge.ending import ending
@@ -179,7 +180,12 @@ class Pages:
         # Two panels for each sample.
         figures = self.charts["sampled"].figures
         drawn = [list(pair) for pair in zip(figures[::2], figures[1::2], strict=True)]
-        return {"sampled_tables": list(zip(sampled_tables(self.results), drawn, strict=True))}
+        selected = self.charts["selected"].figures if "selected" in self.charts else []
+        return {
+            "sampled_tables": list(zip(sampled_tables(self.results), drawn, strict=True)),
+            "scores": scores_of_samples(self.results),
+            "selections": list(zip(selections(self.results), selected, strict=True)),
+        }
 
     def _samples(self, per_corpus: int | None = None) -> dict[str, list[Sample]]:
         evaluations = self.results.evaluations.items()

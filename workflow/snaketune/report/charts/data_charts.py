@@ -15,8 +15,8 @@ from snaketune.report.charts.style import COLOURS, MUTED, Chart, Panel, message,
 from snaketune.report.data.corpus_flow import CorpusFlow, corpus_flows
 from snaketune.report.data.packing_flow import PackFlow, pack_flow
 from snaketune.report.data.results import ResultSet
-from snaketune.report.data.sampled import SampledTable, sampled_tables
-from snaketune.report.text import percent, whole
+from snaketune.report.data.sampled import SampledTable, Selection, sampled_tables, selections
+from snaketune.report.text import decimal, percent, whole
 from snaketune.tables import read_table
 
 BINS, SHARE_BINS = 30, 25
@@ -69,6 +69,8 @@ def data_charts(results: ResultSet) -> dict[str, Chart]:
             panels[name] = [draw(*pack) for pack in packed] or [nothing]
     if sampled := sampled_tables(results):
         panels["sampled"] = [panel for table in sampled for panel in (_responses_panel(table), _distinct_panel(table))]
+    if selected := selections(results):
+        panels["selected"] = [_solved_panel(selection) for selection in selected]
     return {name: Chart(name=name, panels=drawn, key={}) for name, drawn in panels.items()}
 
 
@@ -222,6 +224,23 @@ def _distinct_panel(sampled: SampledTable) -> Panel:
 
     mean = f"{np.mean(sampled.distinct):.3g} of {sampled.spec['responses']}"
     return Panel(title=f"{sampled.name}: {mean} responses to a prompt are distinct", draw=draw)
+
+
+def _solved_panel(selection: Selection) -> Panel:
+    solved = selection.solved
+    bins, low, high = solved["prompts"], solved["low"], solved["high"]
+    if not sum(bins):
+        return message(f"{selection.name}: all scores are {decimal(low)}")
+
+    def draw(ax: Axes) -> None:
+        edges = np.linspace(low, high, len(bins) + 1)
+        ax.bar(edges[:-1], bins, np.diff(edges) * 0.92, align="edge", color=DATA)
+        ax.set(xlabel="mean score of a prompt's responses", ylabel="prompts")
+        whole_numbers(ax, "y", 5)
+
+    always, never = bins[-1] / sum(bins), bins[0] / sum(bins)
+    title = f"{selection.name}: {percent(never)} of the prompts score lowest, {percent(always)} highest"
+    return Panel(title=title, draw=draw)
 
 
 def _bars(ax: Axes, histogram: Histogram) -> None:

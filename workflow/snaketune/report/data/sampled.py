@@ -111,3 +111,49 @@ def sampled_tables(results: ResultSet) -> list[SampledTable]:
 def _model(results: ResultSet, result: Result) -> str:
     made_from = results.made_from(result, "model")
     return made_from[0].label if made_from else json.dumps((result.spec["base"] or {}).get("path", "from scratch"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Rows that were selected from scored responses."""
+
+    result: Result
+
+    @property
+    def name(self) -> str:
+        return self.result.name
+
+    @property
+    def solved(self) -> dict[str, Any]:
+        """The lowest and highest score, and the number of prompts by the mean score of their responses, in bins between."""
+        return self.result.manifest["solved"]
+
+    @property
+    def mean_tokens(self) -> dict[str, float]:
+        """Of what was selected (`chosen`, `rejected`; `response`; `good`, `bad`)."""
+        return self.result.manifest["mean_tokens"]
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        counts, kind = self.result.manifest["counts"], self.result.spec["kind"]
+        made = {"preferences": "pairs", "conversations": "conversations", "unpaired": "labelled responses"}[kind]
+        facts = [("prompts", whole(counts["prompts"])), (made, whole(counts["rows"]))]
+        facts += [(f"prompts without: {reason}", whole(n)) for reason, n in counts["prompts_without"].items()]
+        facts += [(f"responses left out: {reason}", whole(n)) for reason, n in counts["left_out"].items()]
+        return facts + [(f"tokens of {what}, mean", f"{mean:.3g}") for what, mean in self.mean_tokens.items()]
+
+
+def selections(results: ResultSet) -> list[Selection]:
+    return [Selection(result=result) for result in results.of("select")]
+
+
+def score_rows(results: ResultSet) -> list[tuple[str, str, str, str, str]]:
+    """For each score: name, sample, what it is made by, mean, and how many responses have one."""
+    rows = []
+    for result in results.of("score"):
+        spec, counts = result.spec, result.manifest["counts"]
+        how = "answer" if spec["answer"] else "python" if spec["python"] else "sum"
+        (sample,) = results.made_from(result, "samples") or (None,)
+        scored = f"{whole(counts['scored'])} of {whole(counts['responses'])}"
+        rows.append((result.name, sample.name if sample else "", how, f"{result.manifest['mean']:.4g}", scored))
+    return rows

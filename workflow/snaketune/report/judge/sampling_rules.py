@@ -4,12 +4,14 @@ from collections import Counter
 from collections.abc import Iterator
 
 from snaketune.report.data.results import ResultSet
-from snaketune.report.data.sampled import SampledTable
+from snaketune.report.data.sampled import SampledTable, Selection
 from snaketune.report.judge.findings import NOTES, ReportFinding
 from snaketune.report.text import percent, whole
 
 # Shares of responses, and of prompts, from which a finding is reported.
 TRUNCATED, SAME = 0.1, 0.5
+# Ratio of the mean lengths of chosen and rejected responses from which a finding is reported.
+LONGER = 1.3
 
 
 def sample_findings(tables: list[SampledTable]) -> Iterator[ReportFinding]:
@@ -34,6 +36,23 @@ def sample_findings(tables: list[SampledTable]) -> Iterator[ReportFinding]:
                 action="raise it, so that responses differ",
                 key=f"{key}.temperature",
                 gain=same,
+            )
+
+
+def selection_findings(selected: list[Selection]) -> Iterator[ReportFinding]:
+    """Pairs whose chosen responses are much longer or shorter: the commonest way in which a model learns length instead."""
+    for selection in selected:
+        chosen, rejected = (selection.mean_tokens.get(name) for name in ("chosen", "rejected"))
+        if chosen and rejected and not 1 / LONGER < chosen / rejected < LONGER:
+            longer = "longer" if chosen > rejected else "shorter"
+            yield ReportFinding(
+                kind="lengths differ",
+                where=selection.name,
+                message=f"chosen responses are {longer} than rejected ones: {chosen:.3g} against {rejected:.3g} tokens on "
+                "average, so a model may learn length instead of what is scored",
+                action="use a loss that discounts length (simpo, or ld_alpha), or score length too",
+                key=f"corpora.{selection.name}.sources",
+                severity=NOTES,
             )
 
 
