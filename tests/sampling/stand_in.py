@@ -13,6 +13,17 @@ from typing import Any
 from snaketune.tokenization.chat import ChatTokenizer
 
 MODEL = "tuned"
+# What a choice may be, and isn't a response.
+DAMAGED_REPLIES: dict[str, dict[str, Any]] = {
+    "ids-beyond": {"token_ids": [2**31]},
+    "ids-of-others": {"token_ids": [70_000]},
+    "too-many": {"token_ids": [5] * 500},
+    "texts-for-ids": {"token_ids": ["a"]},
+    "nan": {"logprobs": {"token_logprobs": [float("nan")]}},
+    "list-of-logprobs": {"logprobs": [1]},
+    "surrogate": {"text": "\ud800"},
+    "no-text": {"text": None},
+}
 
 
 class StandIn:
@@ -26,7 +37,7 @@ class StandIn:
 
     def __init__(self, chat: ChatTokenizer, *failures: str, **settings: Any):
         self.chat, self.failures = chat, list(failures)
-        self.takes_ids, self.vllm, self.tokenizes, self.bos = True, True, True, False
+        self.takes_ids, self.vllm, self.tokenizes, self.bos, self.ids_in_replies = True, True, True, False, True
         self.name, self.shift, self.key, self.models, self.dead = MODEL, 0, None, [MODEL], False
         self.__dict__.update(settings)
         self.answered: Counter[tuple[str, int]] = Counter()
@@ -81,8 +92,10 @@ class Handler(BaseHTTPRequestHandler):
         with about.lock:
             failure = about.failures.pop(0) if about.failures and not probe else ""
         tokens, ended = about.response(ids, body["seed"], body["max_tokens"])
+        if body.get("ignore_eos") and not about.ids_in_replies:
+            ended = "length"
         choice: dict[str, Any] = {"index": 0, "text": about.chat.decode(tokens), "finish_reason": ended}
-        if about.vllm:
+        if about.vllm and about.ids_in_replies:
             choice |= {"token_ids": tokens, "logprobs": {"token_logprobs": [-0.5] * len(tokens)}}
         reply = {"model": about.name, "choices": [choice], "usage": {"prompt_tokens": len(ids) + about.shift}}
         self.fail_or_answer(failure, reply)
@@ -108,6 +121,10 @@ class Handler(BaseHTTPRequestHandler):
                 self.send(reply | {"choices": reply["choices"] * 2})
             case "unfinished":
                 self.send(reply | {"choices": [reply["choices"][0] | {"finish_reason": "abort"}]})
+            case "filtered":
+                self.send(reply | {"choices": [reply["choices"][0] | {"finish_reason": "content_filter"}]})
+            case damaged if damaged in DAMAGED_REPLIES:
+                self.send(reply | {"choices": [reply["choices"][0] | DAMAGED_REPLIES[damaged]]})
             case "hangs":
                 time.sleep(1.5)
                 self.close_connection = True

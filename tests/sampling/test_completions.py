@@ -1,6 +1,8 @@
 """Servers with the completions interface: each response is asked for until it is there, and once; nothing that arrived is lost;
 another model or vocabulary is refused."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -9,10 +11,11 @@ from snaketune.errors import SnaketuneError
 from snaketune.sampling.completions import Completions, connection
 from snaketune.sampling.engines import ServerEngine
 from snaketune.sampling.responses import Request, ResponseCache, batches
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.tokenization.chat import ChatTokenizer
 from tests.tokenization.small_tokenizers import TEXTS, train_in
 
-from .stand_in import MODEL, StandIn, serving
+from .stand_in import DAMAGED_REPLIES, MODEL, StandIn, serving
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +76,8 @@ def test_responses_are_those_of_the_server(chat, prompts, expected):
 
 @pytest.mark.parametrize("failure", ["slow", "429", "500", "cut", "truncated", "twice", "unfinished", "hangs"])
 def test_a_failure_that_passes_loses_nothing_and_samples_nothing_twice(chat, prompts, expected, failure):
-    about = StandIn(chat, *[failure] * 6)
+    # A damaged answer is asked for again twice.
+    about = StandIn(chat, *[failure] * (2 if failure in ("truncated", "twice", "unfinished") else 6))
     with serving(about) as url:
         assert sampled(engine_of(url, chat), prompts) == expected
     assert not about.failures
@@ -86,21 +90,21 @@ def test_a_failure_that_passes_loses_nothing_and_samples_nothing_twice(chat, pro
         ("other-model", "answered as another, not as tuned"),
         ("other-vocabulary", "has another vocabulary"),
         ("refused", "status 422: .*top_k is unknown"),
-        ("dies", r"failed for 1.5 s, last with \w+Error.*finished responses are kept"),
+        ("dies", r"failed for 1.5 s, .* last with \w+Error.*finished responses are kept"),
+        ("filtered", r"or damaged an answer 3 times, last with .*content_filter"),
+        *((name, r"or damaged an answer 3 times") for name in DAMAGED_REPLIES),
     ],
 )
 def test_after_a_failure_that_does_not_pass_only_the_rest_is_sampled(tmp_path, chat, prompts, expected, failure, said):
     wanted, parts = batches(prompts, 2, 8), {"weights": ["a"]}
-    server = {"url": "", "model": MODEL}
 
     def complete(url: str) -> tuple[int, ResponseCache]:
-        engine = engine_of(url, chat, patience=1.5)
         # The port is another one at each start.
-        object.__setattr__(engine, "identity", lambda: server)
-        cache = ResponseCache(tmp_path, engine, parts)
-        return cache.complete(wanted), cache
+        cache = ResponseCache(WorkFolder(tmp_path / "generate/f"), engine_of(url, chat, patience=1.5), parts)
+        return cache.complete(wanted)[0], cache
 
-    first, again = StandIn(chat, *[""] * 9, failure), StandIn(chat)
+    times = 9 if failure in DAMAGED_REPLIES or failure == "filtered" else 1
+    first, again = StandIn(chat, *[""] * 9, *[failure] * times), StandIn(chat)
     with serving(first) as url, pytest.raises(SnaketuneError, match=said):
         complete(url)
     with serving(again) as url:
@@ -110,6 +114,8 @@ def test_after_a_failure_that_does_not_pass_only_the_rest_is_sampled(tmp_path, c
     lost = 4 if failure == "dies" else 0
     assert 24 <= (first.answered + again.answered).total() <= 24 + lost
     assert max((first.answered + again.answered).values()) == 1 or failure == "dies"
+    # After it, no other request is tried again for long.
+    assert len(first.bodies) < 40
 
 
 @pytest.mark.parametrize(
@@ -142,6 +148,32 @@ def test_a_server_without_the_fields_of_vllm_gets_those_of_openai(chat, prompts,
     assert all(response.logp is None for response in found.values())
 
 
+def test_a_server_that_ignores_the_fields_of_vllm_is_not_asked_to_ignore_the_end(chat, prompts, expected):
+    """llama.cpp takes all fields, and obeys `ignore_eos`, but returns no ids."""
+    about = StandIn(chat, ids_in_replies=False)
+    with serving(about) as url:
+        found = sampled(engine_of(url, chat), prompts)
+    assert all("ignore_eos" not in body for body in about.bodies if body["max_tokens"] > 1)
+    assert {digest: response.text for digest, response in found.items()} == {
+        digest: response.text for digest, response in expected.items()
+    }
+    about = StandIn(chat, ids_in_replies=False)
+    with serving(about) as url, pytest.raises(SnaketuneError, match=r"no field .* for generation.repetition_penalty"):
+        sampled(engine_of(url, chat, repetition_penalty=1.3), prompts)
+
+
+def test_a_server_may_call_a_model_otherwise_than_the_list(chat, prompts, expected):
+    about = StandIn(chat, name="upstream/name")
+    with serving(about) as url:
+        assert sampled(engine_of(url, chat), prompts) == expected
+
+
+def test_proxies_are_not_asked_for_servers_of_this_machine(chat, prompts, expected, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    with serving(StandIn(chat)) as url:
+        assert sampled(engine_of(url, chat), prompts) == expected
+
+
 @pytest.mark.parametrize("bos", [False, True])
 def test_a_server_that_takes_texts_gets_the_text_of_the_same_tokens(chat, prompts, expected, bos):
     about = StandIn(chat, vllm=False, takes_ids=False, tokenizes=False, bos=bos)
@@ -167,12 +199,18 @@ def test_the_key_comes_from_the_environment_and_is_sent_to_the_server_alone(chat
     monkeypatch.delenv("SERVER_KEY")
     with pytest.raises(SnaketuneError, match="the environment has no SERVER_KEY"):
         engine_of("http://localhost:1", chat, key="SERVER_KEY")
+    for odd in ("two words", "kéy", "a\nb"):
+        monkeypatch.setenv("SERVER_KEY", odd)
+        with pytest.raises(SnaketuneError, match="holds is no key") as refused:
+            engine_of("http://localhost:1", chat, key="SERVER_KEY")
+        assert odd not in str(refused.value)
 
 
 def test_interrupted_generation_ends_at_once(chat, prompts):
     """Requests on their way aren't waited for."""
-    about = StandIn(chat, *[""] * 4, *["hangs"] * 20)
+    about, started = StandIn(chat, *[""] * 4, *["hangs"] * 20), time.monotonic()
     with serving(about) as url:
         arriving = engine_of(url, chat).generate(batches(prompts, 2, 8))
         assert next(arriving)
         arriving.close()
+        assert time.monotonic() - started < 3

@@ -117,7 +117,7 @@ def test_a_stop_text_ends_with_the_fewest_tokens_that_contain_it():
     def decode(ids):
         return "".join("abc\n"[id] for id in ids)
 
-    assert cut([0, 1, 3, 3, 2], decode, ["\n\n", "zz"]) == ("ab", 4)
-    assert cut([0, 1], decode, ["\n"]) == ("ab", 2)
-    assert cut([3, 0], decode, ["\n"]) == ("", 1)
-    assert cut([], decode, ["\n"]) == ("", 0)
+    assert cut([0, 1, 3, 3, 2], decode, ["\n\n", "zz"]) == ("ab", 4, True)
+    assert cut([0, 1], decode, ["\n"]) == ("ab", 2, False)
+    assert cut([3, 0], decode, ["\n"]) == ("", 1, True)
+    assert cut([], decode, ["\n"]) == ("", 0, False)

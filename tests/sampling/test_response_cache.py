@@ -1,11 +1,14 @@
 """Cached responses are reused by any job, and those of other keys never."""
 
+import shutil
+
 import numpy as np
 import pytest
 
 from snaketune.artifacts.manifest import write_manifest
 from snaketune.sampling.responses import Request, Response, ResponseCache
 from snaketune.stages.cache.clean import clean
+from snaketune.stages.cache.work_folders import WorkFolder
 
 WEIGHTS = {"weights": ["a"], "decoding": {"seed": 0}}
 ODD = Response('½\u2028\n\x85 {"text"} \ud800', [3, 4, 5], "stop", -1.25)
@@ -35,8 +38,25 @@ class Recorded:
 
 
 def complete(work_root, engine, wanted=((P,), (Q,)), parts=WEIGHTS):
-    cache = ResponseCache(work_root, engine, parts)
-    return cache.complete(wanted), cache
+    """The number of generated responses, and the cache."""
+    cache = ResponseCache(WorkFolder(work_root / "generate/f"), engine, parts)
+    generated, tokens = cache.complete(wanted)
+    assert tokens <= 3 * generated
+    return generated, cache
+
+
+def test_files_of_a_run_that_fails_are_merged(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        complete(tmp_path, Recorded(most=2), wanted=((P,), (Q,), (Request(np.array([3])),)))
+    assert len(list(tmp_path.glob(".rows/*/*.arrow"))) == 1
+
+
+def test_rows_of_unfinished_work_are_not_cleaned_away(tmp_path, capsys):
+    work = tmp_path / "results/.work"
+    with pytest.raises(KeyboardInterrupt):
+        complete(work, Recorded(most=1))
+    clean(work, remove=True)
+    assert complete(work, Recorded())[0] == 1
 
 
 def test_responses_of_one_job_are_reused_by_another(tmp_path):
@@ -71,6 +91,8 @@ def test_an_unwritable_folder_loses_no_responses(tmp_path):
 def test_cleaning_retains_responses_of_published_evaluations(tmp_path, capsys):
     work, published = tmp_path / "results/.work", tmp_path / "results/eval/e/sft-a"
     (_, current), (_, old) = complete(work, Recorded()), complete(work, Recorded(), parts={})
+    # Both are finished.
+    shutil.rmtree(work / "generate")
     published.mkdir(parents=True)
     manifest = {"fingerprint": "f", "generation": {"responses": current.rows.key}, "payload": {}, "records": {}}
     write_manifest(published / "manifest.json", manifest)

@@ -149,6 +149,8 @@ def vllm(tmp_path_factory) -> Path:
 def vllm_engine(python: Path, folder: Path, chat: ChatTokenizer, **more) -> VllmEngine:
     served = more.pop("served", ServedModel(base=Pretrained(path=str(folder))))
     decoding = Decoding(**({"max_new_tokens": 12} | more))
+    # As tests' prompts have up to 60 tokens.
+    longest = 60 + decoding.max_new_tokens
     return VllmEngine(
         python=python,
         served=lambda: served,
@@ -157,8 +159,9 @@ def vllm_engine(python: Path, folder: Path, chat: ChatTokenizer, **more) -> Vllm
         decoding=decoding,
         dtype="float32",
         device="cpu",
+        frozen=True,
         gpus=0,
-        longest=200,
+        longest=longest,
     )
 
 

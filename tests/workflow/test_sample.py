@@ -159,7 +159,9 @@ def test_a_server_generates_for_samples_and_evaluations(project, monkeypatch):
     assert "Traceback" not in said and f"prompts are sent to {url}" in said
     manifest = json.loads(project.read(MANIFEST))
     # None is taken from the engine before, and none is asked for twice.
-    assert manifest["engine"] == {"name": "server", "url": url, "model": MODEL} and not manifest["reproducible"]
+    assert manifest["engine"] == {"name": "server", "model": MODEL} and not manifest["reproducible"]
+    assert url not in json.dumps(manifest) + project.read("results/generate/tries/1-of-1/manifest.json")
+    assert json.loads(project.read("results/generate/tries/1-of-1/run.json"))["url"] == url
     assert set(about.answered.values()) == {1}
     evaluated = json.loads(project.read("results/eval/both/sft-run/manifest.json"))
     assert evaluated["generation"]["engine"] == manifest["engine"]

@@ -11,7 +11,7 @@ rule sample:
     group:
         group_of("sample")
     conda:
-        "../../envs/data.yaml"
+        "../../envs/eval.yaml"
     threads: threads_of("sample")
     resources:
         **resources_of("sample"),

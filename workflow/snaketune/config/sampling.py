@@ -34,8 +34,10 @@ class SampleOperation(EngineChoice):
 
     @model_validator(mode="after")
     def _has_effect(self) -> Self:
-        if self.gpus > 1 and self.engine == "transformers":
-            raise ValueError(f"gpus is {self.gpus}, but engine transformers uses one; raise parts instead")
+        if self.gpus > 1 and self.engine not in ("auto", "vllm"):
+            engine = self.engine if self.engine == "transformers" else "a server"
+            uses = "uses one; raise parts instead" if engine == "transformers" else "computes elsewhere; remove gpus"
+            raise ValueError(f"gpus is {self.gpus}, but engine {engine} {uses}")
         return self
 
 

@@ -104,8 +104,8 @@ def score_model(
             longest=max(map(len, encoded)) + decoding.max_new_tokens,
             work=work,
         )
-        cache = ResponseCache(work.root, engine, key)
-        generated = cache.complete(wanted)
+        cache = ResponseCache(work, engine, key)
+        generated, _ = cache.complete(wanted)
     folder = Path(os.path.commonpath([path.parent for path in tasks])) if tasks else None
     tasks_at = prepared_tasks(spec.tasks, folder, tokenizer.folder, work.state) if spec.tasks else nullcontext()
     with tasks_at as prepared:
@@ -139,8 +139,8 @@ def score_model(
         use_own_attention(loaded)
         if cache is None:
             engine = TransformersEngine(model=loaded, chat=chat, compute=compute, mode=mode, decoding=decoding)
-            cache = ResponseCache(work.root, engine, key)
-            generated = cache.complete(wanted)
+            cache = ResponseCache(work, engine, key)
+            generated, _ = cache.complete(wanted)
         responses = [
             judge(prompt, known.text, len(known.tokens), spec.exact_match)
             for prompt, known in zip(prompts, [cache.known[Request(ids).digest] for ids in encoded], strict=True)

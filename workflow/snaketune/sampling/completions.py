@@ -6,6 +6,7 @@
 
 Before anything is generated, the server's model and vocabulary are compared with what the config says. What fails in a way that
 may pass is tried again with back-off. A response is one answer to one request; it is never requested again once it is there.
+The clients of openai and lm-eval know neither Unix sockets nor token ids in answers, and retry each request for itself.
 """
 
 import asyncio
@@ -14,14 +15,15 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import httpx
 import numpy as np
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, ValidationError
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from snaketune.config.generation import Decoding, Server
-from snaketune.errors import SnaketuneError, printable
+from snaketune.errors import SnaketuneError, first_line, printable
 from snaketune.progress import progress
 from snaketune.sampling.responses import Request, Response, cut, tokens_in
 from snaketune.tokenization.chat import ChatTokenizer
@@ -29,17 +31,52 @@ from snaketune.tokenization.chat import ChatTokenizer
 T = TypeVar("T")
 # Seconds for which arrived responses are collected, which a kill may lose.
 SECONDS_PER_GROUP = 1.0
-TIMEOUT = httpx.Timeout(600.0, connect=10.0)
+# An answer isn't streamed, so this includes its time in the server's queue.
+TIMEOUT = httpx.Timeout(3600.0, connect=10.0)
+# How often a request is repeated whose answer is damaged or unfinished; it may have been paid for.
+DAMAGED = 3
+LOCAL = {"localhost", "127.0.0.1", "::1"}
 # Statuses after which the same request may succeed.
 PASSING = {408, 409, 425, 429, *range(500, 600)}
 # Its tokens differ between vocabularies: several scripts, digits, code, spaces.
 PROBE = "The quick brown fox: 12345.67 kg, naïve café\n\tdef f(x): return x**2  # Привет, 你好, こんにちは 🦊"
-# Fields that vLLM has besides those of OpenAI.
-VLLM_FIELDS = {"return_token_ids": True, "ignore_eos": True, "repetition_penalty": 1.0}
+# Fields that vLLM has besides those of OpenAI, with values that change nothing, whatever the model's generation_config says.
+VLLM_FIELDS = {"return_token_ids": True, "ignore_eos": True, "repetition_penalty": 1.0, "top_k": -1, "min_p": 0.0}
 
 
 class Passing(Exception):
-    """A failure of a request that may pass: no connection, a busy server, a damaged answer."""
+    """A failure of a request that may pass: no connection, a busy server. The second argument is the header `Retry-After`."""
+
+
+class Damaged(Passing):
+    """An answer that isn't one finished response."""
+
+
+class Logprobs(BaseModel):
+    token_logprobs: list[FiniteFloat | None] | None = None
+
+
+class Choice(BaseModel):
+    text: str
+    finish_reason: Literal["stop", "length"]
+    token_ids: list[NonNegativeInt] | None = None
+    logprobs: Logprobs | None = None
+
+
+class Usage(BaseModel):
+    prompt_tokens: NonNegativeInt | None = None
+
+
+class Reply(BaseModel):
+    """An answer to a request for one response, as far as it is read."""
+
+    model: str
+    choices: Annotated[list[Choice], Field(min_length=1, max_length=1)]
+    usage: Usage | None = None
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        return self.usage and self.usage.prompt_tokens
 
 
 class Dialect(NamedTuple):
@@ -58,8 +95,9 @@ class Completions:
         connect: opens a client whose base URL is the server's.
         model_name: the name by which the server calls the model.
         concurrent: requests at a time.
+        dialect: what the server understands; by default it is found out, and its model and vocabulary are compared.
         check_alive: raises SnaketuneError if the server can't come back, such as a process that has ended.
-        patience: seconds for which a request is tried again.
+        patience: seconds for which requests are tried again while none succeeds.
     """
 
     connect: Callable[[], httpx.AsyncClient]
@@ -67,9 +105,14 @@ class Completions:
     chat: ChatTokenizer
     decoding: Decoding
     concurrent: int = 64
+    dialect: Dialect | None = None
     check_alive: Callable[[], None] = lambda: None
     patience: float = 600.0
     _said: float = -math.inf
+    _failing_since: float | None = None
+    # Set by a failure that doesn't pass, which ends all requests that are tried again.
+    _stopped: bool = False
+    _named: str = ""
 
     def generate(self, wanted: Sequence[Sequence[Request]]) -> Iterator[dict[bytes, Response]]:
         """Yield the responses to requests as they arrive.
@@ -82,9 +125,12 @@ class Completions:
         # The event loop runs between two groups only; requests that are on their way go on meanwhile.
         with asyncio.Runner() as runner:
             self.client = runner.run(_opened(self.connect))
-            dialect = runner.run(self.probe())
-            arrived = self._arriving(runner, requests, dialect)
-            yield from progress(arrived, "generating", "responses", len(requests), len, tokens=tokens_in)
+            try:
+                dialect = self.dialect or runner.run(self.probe())
+                arrived = self._arriving(runner, requests, dialect)
+                yield from progress(arrived, "generating", "responses", len(requests), len, tokens=tokens_in)
+            finally:
+                runner.run(self.client.aclose())
 
     def _arriving(
         self, runner: asyncio.Runner, requests: Sequence[Request], dialect: Dialect
@@ -107,7 +153,7 @@ class Completions:
                 for task in done:
                     request = running.pop(task)
                     if error := task.exception():
-                        failure = failure or error
+                        failure, self._stopped = failure or error, True
                     else:
                         finished[request.digest] = task.result()
             return finished
@@ -124,18 +170,28 @@ class Completions:
         """Find out what the server understands, and compare its model and vocabulary with ours."""
         served = await self._served()
         ids = self.chat.encode_text(PROBE).ids
-        dialects = (Dialect(True, True), Dialect(False, True), Dialect(False, False))
-        refused = ""
-        for dialect in dialects:
-            prompt = ids if dialect.ids else PROBE
-            reply = await self._post(self._body(prompt, dialect, max_tokens=1, seed=0), refusable=True)
-            if isinstance(reply, dict):
+        refused, dialect, found = "", Dialect(False, False), None
+        for attempted in (Dialect(True, True), Dialect(False, True), dialect):
+            prompt = ids if attempted.ids else PROBE
+            found = await self._post(self._body(prompt, attempted, max_tokens=1, seed=0))
+            if isinstance(found, dict):
+                # Some servers take fields that they don't know, and ignore them.
+                choices = found.get("choices")
+                returns_ids = isinstance(choices, list) and any(
+                    isinstance(c, dict) and c.get("token_ids") for c in choices
+                )
+                dialect = Dialect(attempted.vllm and returns_ids, attempted.ids)
                 break
-            refused = reply
-        else:
+            refused = found
+        if not isinstance(found, dict):
             names = f"; it serves {', '.join(served)}" if served else ""
             raise SnaketuneError(f"{self.client.base_url} refuses completions of {self.model_name!r}: {refused}{names}")
-        named = str(reply.get("model"))
+        if not dialect.vllm and self.decoding.repetition_penalty != 1.0:
+            raise SnaketuneError(
+                f"{self.client.base_url} has no field that is known for generation.repetition_penalty; remove it, or use vLLM"
+            )
+        self._named = named = str(found.get("model"))
+        # `NAME@REVISION` is how the server of transformers calls a model.
         if self.model_name not in served and not (
             named.startswith(f"{self.model_name}@") or (not served and named == self.model_name)
         ):
@@ -143,6 +199,7 @@ class Completions:
                 f"{self.client.base_url} serves {', '.join(served) or named}, and not {self.model_name!r}; name one of them "
                 "under operation.engine.model"
             )
+        reply = found
         adds_bos, checked = await self._compare_vocabulary(ids, dialect, reply)
         how = "token ids" if dialect.ids else "text"
         print(f"{self.client.base_url} takes {how}; its vocabulary, compared with ours: {checked}", flush=True)
@@ -151,19 +208,18 @@ class Completions:
     async def _compare_vocabulary(self, ids: list[int], dialect: Dialect, reply: dict[str, Any]) -> tuple[bool, str]:
         """Whether the server puts a token before texts, and how its vocabulary was compared with ours."""
         body = {"model": self.model_name, "prompt": PROBE, "content": PROBE}
-        found = await self._post(
-            body | {"add_special_tokens": False, "add_special": False}, "/tokenize", refusable=True
-        )
+        found = await self._post(body | {"add_special_tokens": False, "add_special": False}, "/tokenize")
         if isinstance(found, dict) and isinstance(found.get("tokens"), list):
             if found["tokens"] != ids:
                 raise self._other_vocabulary(f"it encodes {PROBE[:20]!r}… to {found['tokens'][:8]}…, not {ids[:8]}…")
             if dialect.ids:
                 return False, "equal"
         if dialect.ids:
-            text_reply = await self._post(self._body(PROBE, dialect, max_tokens=1, seed=0), refusable=True)
+            text_reply = await self._post(self._body(PROBE, dialect, max_tokens=1, seed=0))
             reply = text_reply if isinstance(text_reply, dict) else {}
-        count = (reply.get("usage") or {}).get("prompt_tokens")
-        if count is None:
+        usage = reply.get("usage")
+        count = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+        if not isinstance(count, int):
             return False, "unknown, as it doesn't tell how it tokenizes"
         if count not in (len(ids), len(ids) + 1):
             raise self._other_vocabulary(f"it encodes a text to {count} tokens, not {len(ids)}")
@@ -185,30 +241,36 @@ class Completions:
 
         return await self._tried(ask)
 
-    def _read(self, reply: dict[str, Any], request: Request) -> Response:
-        """The response in a reply; raises Passing if the reply is damaged."""
-        named = str(reply.get("model"))
-        if named != self.model_name and not named.startswith(f"{self.model_name}@"):
-            raise SnaketuneError(f"{self.client.base_url} answered as {named}, not as {self.model_name}")
-        count = (reply.get("usage") or {}).get("prompt_tokens")
+    def _read(self, content: dict[str, Any], request: Request) -> Response:
+        """The response in an answer; raises Damaged if it isn't one finished response."""
+        try:
+            reply = Reply.model_validate(content)
+            reply.choices[0].text.encode()
+        except (ValidationError, UnicodeEncodeError) as error:
+            found = printable(str(content.get("choices")))[:200]
+            raise Damaged(f"it answered {found}, which isn't one finished response ({first_line(error)})") from None
+        if reply.model != (self._named or self.model_name):
+            raise SnaketuneError(
+                f"{self.client.base_url} answered as {reply.model}, not as {self._named or self.model_name}"
+            )
+        count = reply.prompt_tokens
         if count is not None and count != len(request.prompt):
             raise self._other_vocabulary(f"a prompt of {len(request.prompt)} tokens has {count} there")
-        choices = reply.get("choices")
-        match choices:
-            case [{"text": str() as text, "finish_reason": ("stop" | "length") as ended, **more}]:
-                pass
-            case _:
-                raise Passing(f"it answered {printable(str(choices))[:200]}, which isn't one finished response")
-        stops, tokens, logp = self.decoding.stop, more.get("token_ids"), None
-        if isinstance(tokens, list):
-            # Cut like the responses of other engines.
-            text, length = cut(tokens, self.chat.decode, stops)
-            tokens = tokens[:length]
-            logps = ((more.get("logprobs") or {}).get("token_logprobs") or [])[:length]
-            logp = math.fsum(logps) if len(logps) == length and None not in logps else None
-        else:
-            tokens = self.chat.encode_text(text).ids
-        return Response(text, tokens, ended, logp)
+        (choice,) = reply.choices
+        text, ended, tokens, logp = choice.text, choice.finish_reason, choice.token_ids, None
+        if tokens is None:
+            return Response(text, self.chat.encode_text(text).ids, ended, None)
+        if len(tokens) > self.decoding.max_new_tokens or max(tokens, default=0) >= self.chat.vocab_size:
+            raise Damaged(
+                f"it answered {len(tokens)} tokens, up to {max(tokens, default=0)}, which can't be a response"
+            )
+        # Cut like the responses of other engines.
+        text, length, _ = cut(tokens, self.chat.decode, self.decoding.stop)
+        logps = ((choice.logprobs and choice.logprobs.token_logprobs) or [])[:length]
+        known = [value for value in logps if value is not None]
+        if len(known) == length:
+            logp = math.fsum(known)
+        return Response(text, tokens[:length], ended, logp)
 
     def _body(self, prompt: list[int] | str, dialect: Dialect, *, max_tokens: int, seed: int) -> dict[str, Any]:
         decoding, stops = self.decoding, list(self.decoding.stop)
@@ -249,8 +311,8 @@ class Completions:
         async def ask() -> httpx.Response:
             try:
                 return await self.client.get("/v1/models")
-            except httpx.HTTPError as error:
-                raise Passing(f"{type(error).__name__}: {error}") from None
+            except httpx.TransportError as error:
+                raise _passing(error) from None
 
         try:
             listed = (await self._tried(ask)).json()["data"]
@@ -258,22 +320,20 @@ class Completions:
         except (ValueError, LookupError, TypeError):
             return []
 
-    async def _post(
-        self, body: dict[str, Any], path: str = "/v1/completions", *, refusable: bool
-    ) -> dict[str, Any] | str:
-        """The answer to a request; why the server refused it, if it is `refusable`."""
+    async def _post(self, body: dict[str, Any], path: str = "/v1/completions") -> dict[str, Any] | str:
+        """The answer to a request; if the server refuses it, why."""
 
         async def send() -> dict[str, Any] | str:
             reply = await self._sent(path, body)
-            return reply.text[:300] if refusable and 400 <= reply.status_code < 500 else _json(reply)
+            return reply.text[:300] if 400 <= reply.status_code < 500 else _json(reply)
 
         return await self._tried(send)
 
     async def _sent(self, path: str, body: dict[str, Any]) -> httpx.Response:
         try:
             reply = await self.client.post(path, json=body)
-        except httpx.HTTPError as error:
-            raise Passing(f"{type(error).__name__}: {error}") from None
+        except httpx.TransportError as error:
+            raise _passing(error) from None
         if reply.status_code in PASSING:
             raise Passing(
                 f"status {reply.status_code}: {printable(reply.text)[:200]}", reply.headers.get("retry-after")
@@ -288,18 +348,31 @@ class Completions:
     async def _tried(self, action: Callable[[], Awaitable[T]]) -> T:
         """The result of `action`, which is repeated while it fails in a way that may pass."""
         try:
-            return await AsyncRetrying(
+            result = await AsyncRetrying(
                 retry=retry_if_exception_type(Passing),
                 wait=_wait,
-                stop=stop_after_delay(self.patience),
+                stop=self._ends,
                 before_sleep=self._say,
                 reraise=True,
             )(action)
         except Passing as failure:
             raise SnaketuneError(
-                f"{self.client.base_url} failed for {self.patience:g} s, last with {failure.args[0]}; run again to resume: "
-                "finished responses are kept"
+                f"{self.client.base_url} failed for {self.patience:g} s, or damaged an answer {DAMAGED} times, last with "
+                f"{failure.args[0]}; run again to resume: finished responses are kept"
             ) from None
+        self._failing_since = None
+        return result
+
+    def _ends(self, state: RetryCallState) -> bool:
+        """Whether a request isn't tried again."""
+        now = time.monotonic()
+        self._failing_since = self._failing_since or now
+        damaged = state.outcome and isinstance(state.outcome.exception(), Damaged)
+        return (
+            self._stopped
+            or now - self._failing_since > self.patience
+            or bool(damaged and state.attempt_number >= DAMAGED)
+        )
 
     def _say(self, state: RetryCallState) -> None:
         self.check_alive()
@@ -314,9 +387,8 @@ def _wait(state: RetryCallState) -> float:
     """Seconds until the next attempt: what the server asks for, else up to half a minute, random."""
     failure = state.outcome.exception() if state.outcome else None
     asked = failure.args[1] if failure and len(failure.args) > 1 else None
-    if asked and str(asked).isdecimal():
-        return min(float(asked), 60.0)
-    return wait_random_exponential(multiplier=0.5, max=30)(state)
+    random = wait_random_exponential(multiplier=0.5, max=30)(state)
+    return min(float(asked), 60.0) + random if asked and str(asked).isdecimal() else random
 
 
 def _json(reply: httpx.Response) -> dict[str, Any]:
@@ -327,9 +399,9 @@ def _json(reply: httpx.Response) -> dict[str, Any]:
     try:
         value = reply.json()
     except ValueError:
-        raise Passing(f"it answered {printable(reply.text)[:80]!r}, which is no complete JSON") from None
+        raise Damaged(f"it answered {printable(reply.text)[:80]!r}, which is no complete JSON") from None
     if not isinstance(value, dict):
-        raise Passing(f"it answered {printable(reply.text)[:80]!r}, which is no JSON object")
+        raise Damaged(f"it answered {printable(reply.text)[:80]!r}, which is no JSON object")
     return value
 
 
@@ -337,14 +409,30 @@ async def _opened(connect: Callable[[], httpx.AsyncClient]) -> httpx.AsyncClient
     return connect()
 
 
+def _passing(error: httpx.TransportError) -> Exception:
+    """The failure of a connection; one of the address itself doesn't pass."""
+    if isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError):
+        return SnaketuneError(f"operation.engine.url: {type(error).__name__}")
+    return Passing(f"{type(error).__name__}: {error}")
+
+
 def connection(server: Server) -> Callable[[], httpx.AsyncClient]:
-    """What connects to the server of a config; SnaketuneError if the variable of its key isn't set."""
+    """What connects to the server of a config; SnaketuneError if the variable of its key isn't set, or holds no key.
+
+    Proxies of the environment are used, but not for this machine.
+    """
     headers = {}
     if server.key_variable:
-        key = os.environ.get(server.key_variable)
+        key = os.environ.get(server.key_variable, "").strip()
         if not key:
             raise SnaketuneError(f"operation.engine.key_variable: the environment has no {server.key_variable}")
+        if not (key.isascii() and key.isprintable() and " " not in key):
+            raise SnaketuneError(f"operation.engine.key_variable: what {server.key_variable} holds is no key")
         headers["Authorization"] = f"Bearer {key}"
     return lambda: httpx.AsyncClient(
-        base_url=server.url.rstrip("/"), headers=headers, timeout=TIMEOUT, limits=httpx.Limits()
+        base_url=server.url.rstrip("/"),
+        headers=headers,
+        timeout=TIMEOUT,
+        limits=httpx.Limits(),
+        trust_env=httpx.URL(server.url).host not in LOCAL,
     )

@@ -95,8 +95,7 @@ def generate_batch(
     responses = {}
     for request, new, logps_N in zip(batch, out_BX[:, width:].tolist(), logps_BN, strict=True):
         length = next((n + 1 for n, token in enumerate(new) if token in chat.stop_ids), len(new))
-        text, count = cut(new[:length], chat.decode, decoding.stop)
-        stopped_at_text = text != chat.decode(new[:length])
+        text, count, stopped_at_text = cut(new[:length], chat.decode, decoding.stop)
         ended = "stop" if stopped_at_text or new[length - 1] in chat.stop_ids else "length"
         logp = float(logps_N[:count].sum())
         if not np.isfinite(logp):

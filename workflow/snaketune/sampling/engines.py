@@ -11,10 +11,11 @@ from snaketune.config.generation import Engine as EngineName
 from snaketune.engine.model.devices import Compute
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import ADAPTER, AdapterStack, is_adapter_only
-from snaketune.models.load_model import set_special_tokens
+from snaketune.models.load_model import read_config, set_special_tokens
 from snaketune.sampling.completions import Completions, connection
 from snaketune.sampling.responses import Engine, Request, Response
 from snaketune.sampling.vllm_engine import ADVICE, ServedModel, VllmEngine, adapter_rank, find_vllm
+from snaketune.stages.cache.code_digest import code_digest
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.tokenization.chat import ChatTokenizer
 
@@ -30,16 +31,18 @@ def resolve(engine: EngineName, environment: str | None, device: str) -> EngineN
     """
     if engine not in ("auto", "vllm"):
         return engine
+    if engine == "auto" and device != "cuda":
+        print("operation.engine: auto is transformers here, as there is no GPU", flush=True)
+        return "transformers"
     found = find_vllm(environment)
-    if engine == "vllm" or (environment and not found):
-        if not found:
-            raise SnaketuneError(
-                f"operation.engine: vllm, but {environment or 'this environment'} has no vLLM; {ADVICE}"
-            )
+    if not found and (engine == "vllm" or environment):
+        raise SnaketuneError(
+            f"operation.engine: {engine}, but {environment or 'this environment'} has no vLLM; {ADVICE}"
+        )
+    if engine == "vllm":
         return "vllm"
-    if device != "cuda" or not found:
-        why = "there is no GPU" if device != "cuda" else f"vLLM isn't found: {ADVICE}"
-        print(f"operation.engine: auto is transformers here, as {why}", flush=True)
+    if not found:
+        print(f"operation.engine: auto is transformers here, as vLLM isn't found: {ADVICE}", flush=True)
         return "transformers"
     print(f"operation.engine: auto is vLLM here, that of {found}", flush=True)
     return "vllm"
@@ -53,10 +56,11 @@ class ServerEngine:
     completions: Completions
 
     def identity(self) -> dict[str, Any]:
-        return {"name": "server", "url": self.server.url, "model": self.server.model}
+        # Not its address: what was answered stays when the server moves.
+        return self.about() | {"code": code_digest("snaketune.sampling.completions")}
 
     def about(self) -> dict[str, Any]:
-        return self.identity()
+        return {"name": "server", "model": self.server.model}
 
     def generate(self, wanted: Sequence[Sequence[Request]]) -> Iterator[dict[bytes, Response]]:
         if wanted:
@@ -88,7 +92,8 @@ def server_engine(
         completions = Completions(connect=connection(engine), model_name=engine.model, chat=chat, decoding=decoding)
         return ServerEngine(server=engine, completions=completions)
     python = find_vllm(environment)
-    assert python is not None, "`resolve` has found it"
+    if not python:
+        raise SnaketuneError(f"operation.engine: vllm, but {environment or 'this environment'} has no vLLM; {ADVICE}")
     dtype = str(compute.dtype).removeprefix("torch.")
     return VllmEngine(
         python=python,
@@ -98,6 +103,7 @@ def server_engine(
         decoding=decoding,
         dtype=dtype,
         device=compute.device.type,
+        frozen=frozen,
         gpus=gpus,
         longest=longest,
     )
@@ -110,14 +116,16 @@ def _served_model(
     a copy in the work folder, where vLLM can't load either."""
 
     def served() -> ServedModel:
-        config, top = stack.config(), stack.results[:1]
+        top = stack.results[:1]
         for result in stack.results:
             result.files()
         if top and not is_adapter_only(top[0]):
             return ServedModel(base=Pretrained(path=str(top[0].folder), trust_remote_code=stack.trust_remote_code))
         below = stack.weights
+        # With an embedding for each token, and its own positions.
         plain = below is not None and below.rope is None
-        if plain and not top and config.get_text_config().vocab_size >= chat.vocab_size:
+        plain = plain and read_config(below).get_text_config().vocab_size >= chat.vocab_size
+        if plain and not top:
             return ServedModel(base=below)
         one_adapter = len([result for result in stack.results if is_adapter_only(result)]) == 1
         if plain and one_adapter and (rank := adapter_rank(top[0].folder / ADAPTER)):

@@ -24,7 +24,7 @@ STAGE = Stage(
     },
     files=("base",),
     libraries=libraries.of_responses,
-    operation=("gpus", "batch_size", "vllm"),
+    operation=("gpus", "batch_size", "engine", "vllm"),
     takes_operation=True,
     cost=ModelCost(flops=2),
     group="models",

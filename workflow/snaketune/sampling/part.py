@@ -1,7 +1,7 @@
 """Generate the responses to one part of a sample's prompts: the work of the `generate` stage.
 
 Parts take turns in the batches, which are the same for any number of parts. Responses are kept by row as they are finished, so
-an attempt that was killed repeats a batch at most.
+an attempt that was killed repeats a batch at most, and of a server's what arrived within a second or was on its way.
 """
 
 import time
@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.config.generation import Server
 from snaketune.config.operation import Execution
 from snaketune.engine.model.attention import use_own_attention
 from snaketune.engine.model.devices import Compute, resolve_compute, use_threads
@@ -55,7 +56,7 @@ def generate_part(
     tokens = read_table(prompts.for_part(spec.part).file(PROMPTS))["tokens"]
     encoded = [np.array(ids, np.int32) for ids in tokens.to_pylist()]
     wanted = batches(encoded, spec.responses, operation.batch_size)[spec.part - 1 :: spec.parts]
-    name = resolve(spec.engine, operation.vllm, compute.device.type)
+    name = resolve(operation.engine, operation.vllm, compute.device.type)
     if name == "transformers":
         engine: Engine = _transformers_engine(spec, stack, chat, compute)
     else:
@@ -73,7 +74,7 @@ def generate_part(
             work=work,
         )
     cache = ResponseCache(
-        work.root,
+        work,
         engine,
         key_parts(
             results=results,
@@ -84,11 +85,8 @@ def generate_part(
             work_root=work.root,
         ),
     )
-    # Names the rows of unfinished work, which must not be cleaned away.
-    (work.state / "rows").mkdir(parents=True, exist_ok=True)
-    (work.state / "rows" / cache.rows.key).touch()
     started = time.monotonic()
-    generated = cache.complete(wanted)
+    generated, tokens_generated = cache.complete(wanted)
     seconds = time.monotonic() - started
     digests = [request.digest for batch in wanted for request in batch]
     rows = [{"digest": digest, **cache.known[digest]._asdict()} for digest in digests]
@@ -96,7 +94,9 @@ def generate_part(
     length = sum(len(row["tokens"]) for row in rows)
     run = {"device": str(compute.device), "responses_generated": generated, "generation_seconds": round(seconds, 1)}
     if generated:
-        run["generated_tokens_per_second"] = round(length * generated / len(rows) / seconds, 1)
+        run["generated_tokens_per_second"] = round(tokens_generated / seconds, 1)
+    if isinstance(name, Server):
+        run["url"] = name.url
     about = {"engine": engine.about(), "rows": [cache.rows.key]}
     return Outcome(counts={"responses": len(rows), "tokens": length}, about=about, run=run)
 

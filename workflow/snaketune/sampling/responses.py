@@ -16,7 +16,11 @@ from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.generation import Decoding
 from snaketune.stages.cache.fingerprint import cached_entries
 from snaketune.stages.cache.row_store import RowStore
+from snaketune.stages.cache.work_folders import WorkFolder
+from snaketune.training.reference.cache_key import identity
 
+# A server writes a file of rows per second.
+FILES_PER_MERGE = 512
 Ended = Literal["stop", "length"]
 Decode = Callable[[Sequence[int]], str]
 
@@ -87,25 +91,34 @@ class ResponseCache:
     """Responses by digest of their request (`known`), kept as rows of one key: the digest of everything else that affects
     them."""
 
-    def __init__(self, work_root: Path, engine: Engine, parts: dict[str, Any]):
+    def __init__(self, work: WorkFolder, engine: Engine, parts: dict[str, Any]):
         """Args: parts: of the key besides the engine, from `key_parts`."""
-        self.rows = RowStore(work_root, parts | {"engine": engine.identity()})
+        self.rows = RowStore(work.root, parts | {"engine": engine.identity()})
+        # Names the rows of unfinished work, which must not be cleaned away.
+        mark = work.state / "rows" / self.rows.key
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
         self.engine = engine
         self.known: dict[bytes, Response] = {}
 
-    def complete(self, wanted: Sequence[Sequence[Request]]) -> int:
-        """Generate the responses that aren't cached, a file of rows per finished batch; return their number."""
+    def complete(self, wanted: Sequence[Sequence[Request]]) -> tuple[int, int]:
+        """Generate the responses that aren't cached, a file of rows per finished batch; return their number, and that of their
+        tokens."""
         digests = {request.digest for batch in wanted for request in batch}
         self.known |= {digest: Response(*json.loads(row)) for digest, row in self.rows.find(digests).items()}
         if cached := len(digests & self.known.keys()):
             print(f"{cached} of {len(digests)} responses are cached", flush=True)
-        generated = 0
-        for new in self.engine.generate(_missing(wanted, self.known)):
-            self.known |= new
-            self.rows.add({digest: json.dumps(response).encode() for digest, response in new.items()})
-            generated += len(new)
-        self.rows.merge()
-        return generated
+        generated = tokens = 0
+        try:
+            for files, new in enumerate(self.engine.generate(_missing(wanted, self.known)), start=1):
+                self.known |= new
+                self.rows.add({digest: json.dumps(response).encode() for digest, response in new.items()})
+                generated, tokens = generated + len(new), tokens + tokens_in(new)
+                if files % FILES_PER_MERGE == 0:
+                    self.rows.merge()
+        finally:
+            self.rows.merge()
+        return generated, tokens
 
 
 def _missing(wanted: Sequence[Sequence[Request]], known: Container[bytes]) -> list[list[Request]]:
@@ -117,7 +130,7 @@ def key_parts(
     *,
     results: Sequence[Artifact],
     base: Pretrained | Scratch | None,
-    base_files: Iterable[Path],
+    base_files: Sequence[Path],
     tokenizer: Artifact,
     decoding: Decoding,
     work_root: Path,
@@ -126,7 +139,10 @@ def key_parts(
     found by stages and by evaluations."""
     return {
         "weights": [artifact.content for artifact in results],
-        "base": base and base.model_dump(mode="json"),
+        # A local base counts by its files.
+        "base": identity(base, named=not base_files)
+        if isinstance(base, Pretrained)
+        else base and base.model_dump(mode="json"),
         "base_files": [entry for _, entry in cached_entries("base", base_files, work_root)],
         "tokenizer": tokenizer.content,
         "decoding": decoding.model_dump(mode="json"),
@@ -142,14 +158,15 @@ def first_stop(text: str, stops: Sequence[str]) -> int | None:
     return min((position for stop in stops if (position := text.find(stop)) >= 0), default=None)
 
 
-def cut(new: list[int], decode: Decode, stops: Sequence[str]) -> tuple[str, int]:
-    """The decoded text before the earliest stop text, and the number of tokens up to the end of that stop text."""
+def cut(new: list[int], decode: Decode, stops: Sequence[str]) -> tuple[str, int, bool]:
+    """The decoded text before the earliest stop text, the number of tokens up to the end of that stop text, and whether there
+    is one."""
     text = decode(new)
     offset = first_stop(text, stops)
     if offset is None:
-        return text, len(new)
+        return text, len(new), False
     ended = bisect_left(range(len(new)), True, key=lambda n: first_stop(decode(new[:n]), stops) is not None)
-    return text[:offset], ended
+    return text[:offset], ended, True
 
 
 def tokens_in(responses: dict[bytes, Response]) -> int:

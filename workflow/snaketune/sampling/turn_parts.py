@@ -21,7 +21,8 @@ from snaketune.tokenization.tool_calls import OPEN
 # The form of rows, which templates without one of their own write unchanged.
 THINK = ("<think>", "</think>")
 CONTENT = "visible"
-DECODER = json.JSONDecoder()
+# What templates write around calls: tags, tokens in brackets, brackets and commas of lists.
+MARKS = re.compile(r"<[^<>]*>|\[/?[A-Z_]+\]|[\s\[\],;]")
 
 
 class TurnParts(NamedTuple):
@@ -70,7 +71,10 @@ class TurnForm:
         """
         reasoning, content = self._reasoning(prompt, turn)
         before, mark, after = content.partition(self.calls) if self.calls else ("", "", content.strip())
-        found = _calls_in(after) if mark or after.startswith("{") else []
+        try:
+            found = _calls_in(after) if mark or after.startswith("{") else []
+        except ValueError:
+            found = []
         if found:
             return TurnParts(reasoning, before.strip(), json.dumps(found, ensure_ascii=False))
         return TurnParts(reasoning, content, None, unread=bool(mark))
@@ -116,16 +120,24 @@ def _call_mark(chat: ChatTokenizer) -> str:
 
 
 def _calls_in(text: str) -> list[dict[str, Any]]:
-    """All calls in a text, whatever is between them."""
-    calls, at = [], text.find("{")
+    """All calls in a text that holds nothing besides but marks; else ValueError."""
+    calls, at, end = [], text.find("{"), 0
+    between = ""
     while at >= 0:
-        try:
-            value, end = DECODER.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            return []
+        between += text[end:at]
+        value, end = DECODER.raw_decode(text, at)
         arguments = value.get("arguments", value.get("parameters"))
         if not isinstance(value.get("name"), str) or not isinstance(arguments, dict):
-            return []
+            raise ValueError("no call")
         calls.append({"name": value["name"], "arguments": arguments})
         at = text.find("{", end)
+    if MARKS.sub("", between + text[end:]):
+        raise ValueError("text beside calls")
     return calls
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
+DECODER = json.JSONDecoder(parse_constant=_no_constant)

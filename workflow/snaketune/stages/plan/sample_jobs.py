@@ -46,15 +46,17 @@ def sample_job(context: Context, name: str) -> Job:
         # A server computes elsewhere.
         gpus=0 if isinstance(engine, Server) else sample.operation.gpus,
         batch_size=sample.generation.batch_size,
+        engine=engine,
         vllm=sample.operation.vllm,
     )
-    specs = (GenerateSpec(**dict(responses), engine=engine, part=part + 1, parts=parts) for part in range(parts))
+    engine_name = f"server: {engine.model}" if isinstance(engine, Server) else engine
+    specs = (GenerateSpec(**dict(responses), engine=engine_name, part=part + 1, parts=parts) for part in range(parts))
     jobs = tuple(
         context.plan("generate", f"{name}/{spec.part}-of-{parts}", spec, operation=operation, **inputs)
         for spec in specs
     )
     counts_engine = config.reruns_on.get("sample") == "versions"
-    spec = SampleSpec(**dict(responses), engine=engine if counts_engine else None)
+    spec = SampleSpec(**dict(responses), engine=engine_name if counts_engine else None)
     pattern = jobs[0].manifest.replace(f"/1-of-{parts}/", f"/*-of-{parts}/")
     return context.plan("sample", name, spec, operation=Execution(parts=pattern), after=jobs, **inputs)
 
