@@ -5,9 +5,11 @@ import time
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from snaketune.config.generation import Decoding, Server
 from snaketune.errors import SnaketuneError
+from snaketune.sampling import completions
 from snaketune.sampling.completions import Completions, connection
 from snaketune.sampling.engines import ServerEngine
 from snaketune.sampling.responses import Request, ResponseCache, batches
@@ -40,10 +42,10 @@ def engine_of(
         return client
 
     decoding = Decoding(**({"max_new_tokens": 6, "temperature": 1.0} | decoding))
-    completions = Completions(
+    client = Completions(
         connect=impatient, model_name=MODEL, chat=chat, decoding=decoding, concurrent=4, patience=patience
     )
-    return ServerEngine(server=server, completions=completions)
+    return ServerEngine(server=server, completions=client)
 
 
 def sampled(engine: ServerEngine, prompts: list[np.ndarray], responses: int = 2) -> dict:
@@ -160,6 +162,39 @@ def test_a_server_that_ignores_the_fields_of_vllm_is_not_asked_to_ignore_the_end
     about = StandIn(chat, ids_in_replies=False)
     with serving(about) as url, pytest.raises(SnaketuneError, match=r"no field .* for generation.repetition_penalty"):
         sampled(engine_of(url, chat, repetition_penalty=1.3), prompts)
+
+
+def test_a_stop_text_that_a_server_keeps_is_cut_off(chat, prompts, expected):
+    stop = next(response.text[2:4] for response in expected.values() if len(response.text) > 5)
+    with serving(StandIn(chat, vllm=False)) as url:
+        found = sampled(engine_of(url, chat, stop=[stop]), prompts)
+    assert any(stop in response.text for response in expected.values())
+    assert not any(stop in response.text for response in found.values())
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/"])
+def test_the_address_may_end_with_the_path_of_the_interface(chat, prompts, expected, path):
+    with serving(StandIn(chat)) as url:
+        assert sampled(engine_of(f"{url}{path}", chat), prompts) == expected
+
+
+def test_a_server_that_is_not_there_is_waited_for_a_minute_at_most(chat, prompts, monkeypatch):
+    monkeypatch.setattr(completions, "FIRST_PATIENCE", 0.5)
+    with pytest.raises(SnaketuneError, match=r"failed for 0.5 s, .*ConnectError"):
+        sampled(engine_of("http://127.0.0.1:9", chat, patience=600), prompts)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://localhost:99999", "http://a b", "ftp://host", "http://me:word@host", "http://host:80a"]
+)
+def test_an_address_that_is_none_is_refused_in_the_config(url):
+    with pytest.raises(ValidationError):
+        Server(url=url, model="m")
+
+
+def test_an_address_that_no_host_can_have_is_refused(chat):
+    with pytest.raises(SnaketuneError, match=r"operation.engine.url: 'http://xn--a' is no address"):
+        connection(Server(url="http://xn--a", model="m"))
 
 
 def test_a_server_may_call_a_model_otherwise_than_the_list(chat, prompts, expected):

@@ -399,7 +399,7 @@ TABLE["score.by.sum"] = (
 )
 # The parts of a table that isn't finished are those of one engine; a finished one counts neither engine nor parts.
 CHANGED_BY = {
-    "prompts": {"prompts"}, "generation.max_new_tokens": {"prompts", "generate", "sample"}, "generation.batch_size": set(),
+    "prompts": {"prompts"}, "generation.max_new_tokens": {"prompts", "generate", "sample"}, "generation.batch_size": {"generate"},
     "generation.template_variables": {"prompts"}, "operation.engine": {"generate"}, "operation.vllm": set(), "operation.gpus": set(),
     "operation.parts": {"generate"},
 }  # fmt: skip

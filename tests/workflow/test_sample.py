@@ -96,6 +96,18 @@ def test_any_number_of_parts_gives_the_same_table_and_edits_of_how_rerun_nothing
     assert digest(project) == four
 
 
+def test_a_batch_size_that_is_edited_between_two_parts_makes_both_anew_from_kept_rows(project, sampled):
+    forget(project)
+    entry = project.config["sample"]["tries"]
+    entry["operation"] = {"gpus": 0, "parts": 2}
+    project.snakemake("results/generate/tries/1-of-2/manifest.json")
+    (first,) = generated(project, "1-of-2")
+    entry["generation"]["batch_size"] = 4
+    project.snakemake(MANIFEST)
+    assert sum(generated(project, "1-of-2", "2-of-2")) == 12 - first
+    assert [row["tokens"] for row in rows(project)] == [row["tokens"] for row in rows(sampled)]
+
+
 def test_more_responses_and_edited_prompts_compute_only_themselves(project, sampled):
     project.config["sample"]["tries"] |= {"responses": 3, "prompts": {"corpora": ["chat"], "limit": 8}}
     project.snakemake(MANIFEST)

@@ -274,8 +274,9 @@ def _check_selection(kind: str, source: Source) -> None:
             "unpaired": "good_from: 7, bad_to: 4",
         }
         raise ValueError(f"{kind} from scores need {missing[0]}, such as {example[kind]}")
-    if kind == "unpaired" and source.bad_to >= source.good_from:
-        raise ValueError(f"bad_to {source.bad_to:g} is not below good_from {source.good_from:g}")
+    good, bad = source.good_from, source.bad_to
+    if good is not None and bad is not None and bad >= good:
+        raise ValueError(f"bad_to {bad:g} is not below good_from {good:g}")
 
 
 class CorpusContent(Model):

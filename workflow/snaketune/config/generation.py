@@ -1,8 +1,9 @@
 """Generation of responses: decoding parameters, and the engines that generate."""
 
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from snaketune.config.base import LocalPath, Model, PositiveFloat, PositiveInt, ShortText
 from snaketune.config.corpus_sources import TemplateVariables
@@ -52,16 +53,29 @@ class Generation(Decoding):
         return Decoding(**self.model_dump(include=set(Decoding.model_fields)))
 
 
+# With a host's name or address, and maybe a port and a path; no user, as its password doesn't belong in a config.
+ADDRESS = r"^https?://(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?(?:/[^\s?#@]*)?$"
+
+
 class Server(Model):
     """A server with the completions interface of OpenAI, such as vLLM, SGLang, llama.cpp or `transformers serve`. Prompts are
     sent to it."""
 
-    url: Annotated[str, Field(pattern=r"^https?://[^\s/?#@]+(/[^\s?#@]*)?$", max_length=300)]
-    """Address without `/v1`, such as `http://localhost:8000`."""
+    url: Annotated[str, Field(pattern=ADDRESS, max_length=300)]
+    """Address, such as `http://localhost:8000`."""
     model: ShortText
     """Name by which the server calls the model; one that it doesn't serve is refused."""
     key_variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
     """Environment variable that holds the server's key, sent as `Authorization: Bearer`. Default: no key."""
+
+    @field_validator("url")
+    @classmethod
+    def _has_a_port(cls, url: str) -> str:
+        try:
+            _ = urlsplit(url).port
+        except ValueError as error:
+            raise ValueError(f"found {url!r}: {error}") from None
+        return url
 
 
 Engine = Literal["auto", "transformers", "vllm"] | Server

@@ -111,8 +111,6 @@ class Execution(Operation):
     """`dpo.reference_pass.share_kernels` of the run."""
     parts: str | None = None
     """Pattern of the manifests of a job's parts, such as `results/ref_pass/x/*-of-4/manifest.json`; None if it isn't split."""
-    batch_size: PositiveInt = 32
-    """`generation.batch_size` of a sample."""
     engine: Engine = "transformers"
     """`operation.engine` of an evaluation."""
     vllm: str | None = None

@@ -25,7 +25,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from snaketune.config.generation import Decoding, Server
 from snaketune.errors import SnaketuneError, first_line, printable
 from snaketune.progress import progress
-from snaketune.sampling.responses import Request, Response, cut, tokens_in
+from snaketune.sampling.responses import Request, Response, cut, first_stop, tokens_in
 from snaketune.tokenization.chat import ChatTokenizer
 
 T = TypeVar("T")
@@ -35,6 +35,8 @@ SECONDS_PER_GROUP = 1.0
 TIMEOUT = httpx.Timeout(3600.0, connect=10.0)
 # How often a request is repeated whose answer is damaged or unfinished; it may have been paid for.
 DAMAGED = 3
+# Seconds until the first answer of a server.
+FIRST_PATIENCE = 60.0
 LOCAL = {"localhost", "127.0.0.1", "::1"}
 # Statuses after which the same request may succeed.
 PASSING = {408, 409, 425, 429, *range(500, 600)}
@@ -70,7 +72,7 @@ class Usage(BaseModel):
 class Reply(BaseModel):
     """An answer to a request for one response, as far as it is read."""
 
-    model: str
+    model: str | None = None
     choices: Annotated[list[Choice], Field(min_length=1, max_length=1)]
     usage: Usage | None = None
 
@@ -112,7 +114,9 @@ class Completions:
     _failing_since: float | None = None
     # Set by a failure that doesn't pass, which ends all requests that are tried again.
     _stopped: bool = False
-    _named: str = ""
+    # How the server calls the model in its answers; they may come from several replicas.
+    _named: str | None = None
+    _answered: bool = False
 
     def generate(self, wanted: Sequence[Sequence[Request]]) -> Iterator[dict[bytes, Response]]:
         """Yield the responses to requests as they arrive.
@@ -190,7 +194,9 @@ class Completions:
             raise SnaketuneError(
                 f"{self.client.base_url} has no field that is known for generation.repetition_penalty; remove it, or use vLLM"
             )
-        self._named = named = str(found.get("model"))
+        name = found.get("model")
+        self._named = name if isinstance(name, str) else None
+        named = str(self._named)
         # `NAME@REVISION` is how the server of transformers calls a model.
         if self.model_name not in served and not (
             named.startswith(f"{self.model_name}@") or (not served and named == self.model_name)
@@ -249,16 +255,16 @@ class Completions:
         except (ValidationError, UnicodeEncodeError) as error:
             found = printable(str(content.get("choices")))[:200]
             raise Damaged(f"it answered {found}, which isn't one finished response ({first_line(error)})") from None
-        if reply.model != (self._named or self.model_name):
-            raise SnaketuneError(
-                f"{self.client.base_url} answered as {reply.model}, not as {self._named or self.model_name}"
-            )
+        expected = self.model_name if self.dialect else self._named
+        if reply.model != expected:
+            raise SnaketuneError(f"{self.client.base_url} answered as {reply.model}, not as {expected}")
         count = reply.prompt_tokens
         if count is not None and count != len(request.prompt):
             raise self._other_vocabulary(f"a prompt of {len(request.prompt)} tokens has {count} there")
         (choice,) = reply.choices
         text, ended, tokens, logp = choice.text, choice.finish_reason, choice.token_ids, None
         if tokens is None:
+            text = text[: first_stop(text, self.decoding.stop)]
             return Response(text, self.chat.encode_text(text).ids, ended, None)
         if len(tokens) > self.decoding.max_new_tokens or max(tokens, default=0) >= self.chat.vocab_size:
             raise Damaged(
@@ -316,7 +322,7 @@ class Completions:
 
         try:
             listed = (await self._tried(ask)).json()["data"]
-            return [entry["id"] for entry in listed]
+            return [str(entry["id"]) for entry in listed]
         except (ValueError, LookupError, TypeError):
             return []
 
@@ -325,7 +331,7 @@ class Completions:
 
         async def send() -> dict[str, Any] | str:
             reply = await self._sent(path, body)
-            return reply.text[:300] if 400 <= reply.status_code < 500 else _json(reply)
+            return printable(reply.text)[:300] if 400 <= reply.status_code < 500 else _json(reply)
 
         return await self._tried(send)
 
@@ -357,11 +363,16 @@ class Completions:
             )(action)
         except Passing as failure:
             raise SnaketuneError(
-                f"{self.client.base_url} failed for {self.patience:g} s, or damaged an answer {DAMAGED} times, last with "
+                f"{self.client.base_url} failed for {self._patience:g} s, or damaged an answer {DAMAGED} times, last with "
                 f"{failure.args[0]}; run again to resume: finished responses are kept"
             ) from None
-        self._failing_since = None
+        self._failing_since, self._answered = None, True
         return result
+
+    @property
+    def _patience(self) -> float:
+        """A server that never answered isn't one that is busy."""
+        return self.patience if self._answered else min(self.patience, FIRST_PATIENCE)
 
     def _ends(self, state: RetryCallState) -> bool:
         """Whether a request isn't tried again."""
@@ -370,7 +381,7 @@ class Completions:
         damaged = state.outcome and isinstance(state.outcome.exception(), Damaged)
         return (
             self._stopped
-            or now - self._failing_since > self.patience
+            or now - self._failing_since > self._patience
             or bool(damaged and state.attempt_number >= DAMAGED)
         )
 
@@ -393,8 +404,9 @@ def _wait(state: RetryCallState) -> float:
 
 def _json(reply: httpx.Response) -> dict[str, Any]:
     if reply.status_code != 200:
+        moved = f" (to {printable(reply.headers['location'])[:200]})" if reply.is_redirect else ""
         raise SnaketuneError(
-            f"{reply.request.url} refuses a request, status {reply.status_code}: {printable(reply.text)[:300]}"
+            f"{reply.request.url} refuses a request, status {reply.status_code}{moved}: {printable(reply.text)[:300]}"
         )
     try:
         value = reply.json()
@@ -421,6 +433,12 @@ def connection(server: Server) -> Callable[[], httpx.AsyncClient]:
 
     Proxies of the environment are used, but not for this machine.
     """
+    try:
+        # `/v1` is part of the paths of the interface, and of the address for many programs.
+        url = httpx.URL(server.url.rstrip("/").removesuffix("/v1"))
+        local = url.host in LOCAL
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise SnaketuneError(f"operation.engine.url: {server.url!r} is no address: {first_line(error)}") from None
     headers = {}
     if server.key_variable:
         key = os.environ.get(server.key_variable, "").strip()
@@ -430,9 +448,9 @@ def connection(server: Server) -> Callable[[], httpx.AsyncClient]:
             raise SnaketuneError(f"operation.engine.key_variable: what {server.key_variable} holds is no key")
         headers["Authorization"] = f"Bearer {key}"
     return lambda: httpx.AsyncClient(
-        base_url=server.url.rstrip("/"),
+        base_url=url,
         headers=headers,
         timeout=TIMEOUT,
         limits=httpx.Limits(),
-        trust_env=httpx.URL(server.url).host not in LOCAL,
+        trust_env=not local,
     )

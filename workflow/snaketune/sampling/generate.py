@@ -24,7 +24,7 @@ STAGE = Stage(
     },
     files=("base",),
     libraries=libraries.of_responses,
-    operation=("gpus", "batch_size", "engine", "vllm"),
+    operation=("gpus", "engine", "vllm"),
     takes_operation=True,
     cost=ModelCost(flops=2),
     group="models",
@@ -44,7 +44,7 @@ def build(
     operation: Execution,
 ) -> Outcome:
     """Write this part's `responses.arrow` to `work.payload`. Args: base: files of a local base model, which `spec.base` names;
-    operation: with the size of batches and the folder of vLLM's environment."""
+    operation: with the engine."""
     from snaketune.sampling.part import generate_part
 
     results = (*model, *base_layers)

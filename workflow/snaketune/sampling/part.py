@@ -55,7 +55,7 @@ def generate_part(
     )
     tokens = read_table(prompts.for_part(spec.part).file(PROMPTS))["tokens"]
     encoded = [np.array(ids, np.int32) for ids in tokens.to_pylist()]
-    wanted = batches(encoded, spec.responses, operation.batch_size)[spec.part - 1 :: spec.parts]
+    wanted = batches(encoded, spec.responses, spec.batch_size)[spec.part - 1 :: spec.parts]
     name = resolve(operation.engine, operation.vllm, compute.device.type)
     if name == "transformers":
         engine: Engine = _transformers_engine(spec, stack, chat, compute)

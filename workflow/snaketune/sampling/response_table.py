@@ -28,7 +28,7 @@ from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.control import any_of
 
 # Entries of a part's spec that may differ between the parts of a sample.
-OF_PART = ("part", "parts", "engine")
+OF_PART = ("part", "parts", "engine", "batch_size")
 
 
 def write_responses(

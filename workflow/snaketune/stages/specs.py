@@ -226,7 +226,10 @@ class ResponsesSpec(Model):
 class GenerateSpec(ResponsesSpec, Part):
     """One part of the responses of a sample."""
 
-    engine: str  # by name, and a server by that of its model, so that parts of several aren't joined
+    # By name, and a server by that of its model, so that parts of several aren't joined.
+    engine: str
+    # Which responses a part has follows from the batches. Kept rows are found with another size, too.
+    batch_size: int
 
 
 class SampleSpec(ResponsesSpec):

@@ -42,15 +42,18 @@ def sample_job(context: Context, name: str) -> Job:
     artifacts = weights.artifacts | {"prompts": (_prompts_job(context, name),), "tokenizer": tokenizer}
     inputs = {"artifacts": artifacts, "files": {"base": weights.files}}
     engine, parts = sample.operation.engine, sample.operation.parts
+    size = sample.generation.batch_size
     operation = Execution(
         # A server computes elsewhere.
         gpus=0 if isinstance(engine, Server) else sample.operation.gpus,
-        batch_size=sample.generation.batch_size,
         engine=engine,
         vllm=sample.operation.vllm,
     )
     engine_name = f"server: {engine.model}" if isinstance(engine, Server) else engine
-    specs = (GenerateSpec(**dict(responses), engine=engine_name, part=part + 1, parts=parts) for part in range(parts))
+    specs = (
+        GenerateSpec(**dict(responses), engine=engine_name, batch_size=size, part=part + 1, parts=parts)
+        for part in range(parts)
+    )
     jobs = tuple(
         context.plan("generate", f"{name}/{spec.part}-of-{parts}", spec, operation=operation, **inputs)
         for spec in specs
