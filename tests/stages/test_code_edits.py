@@ -13,24 +13,25 @@ from snaketune.stages.table import STAGES
 MODULES = code.Modules().files
 TRAININGS = {"calibrate", "dpo", "sft", "timing"}
 # Those that load models with adapters, or scale their positions.
-LOADING = {*TRAININGS, "eval", "generate", "merge", "preflight", "prompts", "ref_logps", "ref_pass"}
+LOADING = {*TRAININGS, "eval", "generate", "merge", "preflight", "prompts", "ref_logps", "ref_pass", "sample"}
 OPTIMIZED = {*TRAININGS, "preflight"}
 PREFERENCES = {"calibrate", "card", "dpo", "timing"}
 # What modules that count by their definitions compute, and for which stages. The others hold values and read them.
 COMPUTING = {
     "config.base": {*LOADING, "report", "tokenizer"},  # names of earlier runs and of a model's files
-    "config.base_models": {*LOADING, "sample"},  # how long the positions of a scaled model are
+    "config.base_models": LOADING,  # how long the positions of a scaled model are
     "config.conditions": {"corpus"},  # the words of a condition in its counts
     # Names of kinds of personal data and of reasoning; what is removed around texts.
     "config.corpus_sources": {"corpus", "report", "tokenize"},
     "config.row_fields": {"corpus"},
     "config.held_out": OPTIMIZED,  # whether measurements decide which weights are kept
     "config.load": {"card"},  # what a Hub id looks like
-    "config.generation": {"eval", "generate"},  # the decoding parameters, and what a server is
-    "config.lora": LOADING - {"eval", "generate", "prompts"},  # whether adapters take a part of the base weights
+    "config.generation": {"eval", "generate", "sample"},  # the decoding parameters, and what a server is
+    "config.lora": LOADING
+    - {"eval", "generate", "prompts", "sample"},  # whether adapters take a part of the base weights
     "config.losses": PREFERENCES,  # weights of losses, what they need, thresholds
     "config.model_files": {*LOADING, "tokenizer"},  # which files of a model are loaded
-    "config.operation": {*LOADING - {"merge", "prompts"}, "bottleneck", "sample"},  # the number of processes
+    "config.operation": {*LOADING - {"merge", "prompts"}, "bottleneck"},  # the number of processes
     "config.optimizers": {*OPTIMIZED, "ref_logps", "ref_pass"},  # states of optimizers, for estimates of memory
     "engine.preference_settings": {"card"},  # what losses need
     "config.packing": {"pack"},  # the lengths of rows
@@ -192,7 +193,12 @@ def test_nothing_that_counts_is_reached_by_what_does_not_alone():
         ("config.losses", '"chosen_reward_below", "kl_above"}', '"kl_above"}', PREFERENCES),
         ("engine.preference_settings", '"kto": Needs(unpaired=True', '"kto": Needs(unpaired=False', PREFERENCES),
         ("config.held_out", 'return self.keep == "best"', 'return self.keep != "best"', OPTIMIZED),
-        ("config.lora", "is not True and self", "is True and self", LOADING - {"eval", "generate", "prompts"}),
+        (
+            "config.lora",
+            "is not True and self",
+            "is True and self",
+            LOADING - {"eval", "generate", "prompts", "sample"},
+        ),
         # What a key means is in the spec: defaults, descriptions, validators, and the names that are refused.
         ("config.losses", "beta: PositiveFloat = 0.1", "beta: PositiveFloat = 0.2", set()),
         ("config.losses", "Alpha of `f_", "The alpha of `f_", set()),
