@@ -1,4 +1,4 @@
-"""A stand-in for a server with the completions interface, which fails as it is told to."""
+"""A stand-in for a server with the completions interface, which fails in the ways that a test names."""
 
 import hashlib
 import json

@@ -36,7 +36,7 @@ SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 1}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A model with its tokenizer, and with a generation_config that nobody asked for."""
+    """A model with its tokenizer, and with a penalty in its generation_config."""
     folder = train_in(tmp_path_factory.mktemp("model"), "bpe")[0].payload
     chat = ChatTokenizer.load(folder)
     torch.manual_seed(0)

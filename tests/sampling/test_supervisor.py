@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# A server with a child of its own; both ignore SIGTERM if told to.
+# A server with a child process; it ignores SIGTERM if the second argument is `stubborn`.
 SERVER = """
 import signal, subprocess, sys, time
 if sys.argv[2] == "stubborn":

@@ -15,16 +15,17 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 import numpy as np
-from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, ValidationError
+from pydantic import ValidationError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from snaketune.config.generation import Decoding, Server
 from snaketune.errors import SnaketuneError, first_line, printable
 from snaketune.progress import progress
+from snaketune.sampling.replies import Reply
 from snaketune.sampling.responses import Request, Response, cut, first_stop, tokens_in
 from snaketune.tokenization.chat import ChatTokenizer
 
@@ -52,33 +53,6 @@ class Passing(Exception):
 
 class Damaged(Passing):
     """An answer that isn't one finished response."""
-
-
-class Logprobs(BaseModel):
-    token_logprobs: list[FiniteFloat | None] | None = None
-
-
-class Choice(BaseModel):
-    text: str
-    finish_reason: Literal["stop", "length"]
-    token_ids: list[NonNegativeInt] | None = None
-    logprobs: Logprobs | None = None
-
-
-class Usage(BaseModel):
-    prompt_tokens: NonNegativeInt | None = None
-
-
-class Reply(BaseModel):
-    """An answer to a request for one response, as far as it is read."""
-
-    model: str | None = None
-    choices: Annotated[list[Choice], Field(min_length=1, max_length=1)]
-    usage: Usage | None = None
-
-    @property
-    def prompt_tokens(self) -> int | None:
-        return self.usage and self.usage.prompt_tokens
 
 
 class Dialect(NamedTuple):

@@ -1,8 +1,8 @@
 """Run a command, and end it with all its processes when standard input ends:
 `python -m snaketune.sampling.supervisor COMMAND…`.
 
-Whoever starts it holds the other end of the pipe, which the system closes however that process ends, also by SIGKILL. So a
-server never outlives the job that started it, and frees its GPU.
+The job that starts it holds the other end of the pipe, which the system closes however the job ends, also by SIGKILL. So a
+server never outlives its job, and frees its GPU.
 """
 
 import os
