@@ -20,6 +20,13 @@ from tests.tokenization.small_tokenizers import TEXTS, train_in
 from .stand_in import DAMAGED_REPLIES, MODEL, StandIn, serving
 
 
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    """Waits of hundredths of a second between attempts."""
+    wait = completions._wait
+    monkeypatch.setattr(completions, "_wait", lambda state: wait(state) / 20)
+
+
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory) -> ChatTokenizer:
     return ChatTokenizer.load(train_in(tmp_path_factory.mktemp("tokenizer"), "bpe")[0].payload)

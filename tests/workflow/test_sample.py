@@ -96,6 +96,7 @@ def test_any_number_of_parts_gives_the_same_table_and_edits_of_how_rerun_nothing
     assert digest(project) == four
 
 
+@pytest.mark.slow
 def test_a_batch_size_that_is_edited_between_two_parts_makes_both_anew_from_kept_rows(project, sampled):
     forget(project)
     entry = project.config["sample"]["tries"]
@@ -118,6 +119,7 @@ def test_more_responses_and_edited_prompts_compute_only_themselves(project, samp
     assert len(after) == 24 and all(after[key] == row for key, row in before.items())
 
 
+@pytest.mark.slow
 def test_an_evaluation_with_equal_settings_finds_the_same_responses(project):
     evaluation = project.config["eval"]["both"]
     sample = {"model": "sft:run", "prompts": {"corpora": ["chat"], "split": "held_out"}, "operation": {"gpus": 0}}

@@ -86,6 +86,7 @@ def test_an_edit_reruns_only_what_reads_it_and_samples_nothing(project, edit, st
     assert project.stale(*TARGETS) == stale
 
 
+@pytest.mark.slow
 def test_more_responses_are_scored_alone_and_an_edited_function_scores_all(project):
     project.config["sample"]["tries"]["responses"] = 4
     project.snakemake("results/score/both/manifest.json")
