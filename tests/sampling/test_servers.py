@@ -179,7 +179,7 @@ def test_vllm_gives_the_greedy_responses_of_transformers_and_ends(vllm, folder, 
     assert_same(collected(engine, prompts), ours(folder, chat, prompts))
     assert engine.about() == {"name": "vllm", "version": "0.32.0", "device": "cpu", "dtype": "float32"}
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
-    assert "vllm.entrypoints" not in running
+    assert f"--model {folder} " not in running
 
 
 @pytest.mark.slow
@@ -187,7 +187,11 @@ def test_vllm_samples_by_seed_and_index(vllm, folder, chat, prompts):
     first = collected(vllm_engine(vllm, folder, chat, temperature=1.0, stop=["e"]), prompts[:3], 4)
     assert len({tuple(response.tokens) for response in first.values()}) > 8
     assert all("e" not in response.text for response in first.values())
-    assert {response.ended for response in first.values()} == {"stop", "length"} or len(first) == 12
+    assert len(first) == 12
+    # A response that was truncated has all of its tokens, and one that stopped ends with the stop text or token.
+    for response in first.values():
+        ends = chat.decode(response.tokens).endswith("e") or response.tokens[-1] in chat.stop_ids
+        assert ends if response.ended == "stop" else len(response.tokens) == 12
     again = collected(vllm_engine(vllm, folder, chat, temperature=1.0, stop=["e"]), prompts[:3], 2)
     # Not promised for a server; on one core it is so.
     assert [again[Request(prompts[0], index).digest].tokens for index in range(2)] == [

@@ -179,8 +179,7 @@ class Completions:
                 f"{self.client.base_url} serves {', '.join(served) or named}, and not {self.model_name!r}; name one of them "
                 "under operation.engine.model"
             )
-        reply = found
-        adds_bos, checked = await self._compare_vocabulary(ids, dialect, reply)
+        adds_bos, checked = await self._compare_vocabulary(ids, dialect, found)
         how = "token ids" if dialect.ids else "text"
         print(f"{self.client.base_url} takes {how}; its vocabulary, compared with ours: {checked}", flush=True)
         return dialect._replace(adds_bos=adds_bos)
@@ -200,7 +199,7 @@ class Completions:
         usage = reply.get("usage")
         count = usage.get("prompt_tokens") if isinstance(usage, dict) else None
         if not isinstance(count, int):
-            return False, "unknown, as it doesn't tell how it tokenizes"
+            return False, "unknown, as it reports no number of tokens"
         if count not in (len(ids), len(ids) + 1):
             raise self._other_vocabulary(f"it encodes a text to {count} tokens, not {len(ids)}")
         return count > len(ids), "equal number of tokens"

@@ -28,7 +28,7 @@ Decode = Callable[[Sequence[int]], str]
 class Response(NamedTuple):
     """A response without special tokens; its token ids, the stop token included; what ended it, a stop token or text, or
     `max_new_tokens`; and the sum of the tokens' log-probabilities under the model, at temperature 1 and without penalties (None
-    if a server doesn't tell)."""
+    if a server returns none)."""
 
     text: str
     tokens: list[int]

@@ -9,7 +9,7 @@ responses to a prompt all but the first. Of the others, in the order of their sc
     votes   good from `good_from`, bad up to `bad_to`; others are left out
 
 Among equal scores, the shorter response is the better one to choose. The rejected one is that whose length is nearest to the
-chosen one's, so that length tells nothing about which is better where scores don't.
+chosen one's, so that length doesn't separate responses that scores don't separate.
 """
 
 import json

@@ -9,7 +9,7 @@
 
     scores.arrow      id, turn, index; score and further numbers of a scorer (null: no score)
 
-A response's log-probability is the policy's, at temperature 1; null if a server doesn't tell.
+A response's log-probability is the policy's, at temperature 1; null where a server returns none.
 """
 
 import pyarrow as pa
