@@ -7,6 +7,7 @@ the same states, and their losses agree to rounding. Calibration may use a hundr
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -32,6 +33,8 @@ RUNS = {"exact": True, "default": False}
 ROUNDING = 0.05
 # Rows of a step that is calibrated, and the share of the GPU's memory that it may use: 64 rows of 512 tokens don't fit 0.8 GB.
 CALIBRATED_ROWS, SHARE_OF_MEMORY = 64, 0.01
+# A training's progress in its log: "sft/exact: step 8/28  loss 3.92 ...".
+STEP_LINE = re.compile(r"^\S+: step (?P<step>\d+)/")
 
 
 def demo(folder: Path, count: int, checkpoint_steps: int) -> Iterator[dict[str, Any]]:
@@ -137,8 +140,8 @@ def _killed(command: list[str], folder: Path, checkpoint_steps: int) -> int:
     """Kill all processes of a training shortly after its first checkpoint; return the last logged step."""
     with subprocess.Popen(command, cwd=folder, start_new_session=True, **SAID) as process:
         for line in process.stdout:
-            step = int(line.split()[1].split("/")[0]) if line.startswith("step ") else 0
-            if step > checkpoint_steps + 2:
+            step = STEP_LINE.search(line)
+            if step and int(step["step"]) > checkpoint_steps + 2:
                 os.killpg(process.pid, signal.SIGKILL)
-                return step
+                return int(step["step"])
     raise RuntimeError("the training ended before it could be killed")
