@@ -18,7 +18,10 @@ from typing import Any
 
 MARK = "RESULT "
 # Packages that parts need.
-NEEDED_BY_DEMO = ("pydantic", "orjson", "regex", "rensa", "sentencepiece", "google.protobuf", "accelerate", "xxhash")
+NEEDED_BY_DEMO = (
+    "pydantic", "orjson", "regex", "rensa", "sentencepiece", "google.protobuf", "accelerate", "xxhash",
+    "httpx", "tenacity",
+)  # fmt: skip
 NEEDED_BY_TRL = ("trl", "datasets", "peft")
 # Initial pairs per forward pass of a DPO peer.
 PAIRS_AT_ONCE = 16

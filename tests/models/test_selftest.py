@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from benchmarks.families.tiny import tiny_config as family_config
 from benchmarks.families.tiny import tiny_model as family_model
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from snaketune.engine.model import kernels, selftest
 from snaketune.engine.model.attention import Unpackable, use_segment_attention
@@ -74,6 +75,27 @@ def test_a_kernel_that_ignores_segments_is_refused(monkeypatch, real):
     monkeypatch.setitem(kernels.KERNELS, "sdpa", plain_causal)
     with pytest.raises(Unpackable, match="llama doesn't support packed rows: packed logits of synthetic"):
         run(tiny_model("llama"), real)
+
+
+def test_the_limit_of_16_bits_grows_with_the_rounding_of_the_model_and_still_refuses_a_leak(monkeypatch, capsys):
+    """As if rounding were large: so it is under 4-bit weights of 7B, and in deep models."""
+    monkeypatch.setitem(selftest.TOLERANCE, torch.bfloat16, 1e-6)
+    compute = replace(CPU, dtype=torch.bfloat16, kernel="sdpa")
+    config = AutoConfig.for_model(
+        "llama", vocab_size=300, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    use_segment_attention(model)
+    tested = check_kernel(model, [], compute, training=True)
+    assert "which is this model's own rounding" in capsys.readouterr().out
+    assert 1e-6 < tested.share < 0.05
+    assert tested.about()["self_test"] == "packed = separate within 3 times the model's own rounding in 90% of the tokens"
+
+    monkeypatch.setattr(kernels, "attention_blocks", lambda rows: tuple(b for b in attention_blocks(rows) if b.causal))
+    with pytest.raises(Unpackable, match="synthetic pairs with a shared prompt"):
+        check_kernel(model, [], compute, training=True)
 
 
 def test_one_full_document_per_row_does_not_hide_a_leak(monkeypatch):

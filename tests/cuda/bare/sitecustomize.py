@@ -5,7 +5,7 @@ from importlib.machinery import PathFinder
 
 MISSING = {
     "bitsandbytes", "datafog", "datasets", "flash_attn", "ftfy", "lm_eval", "orjson", "py3langid", "pydantic", "pydantic_core",
-    "rensa", "snakemake", "tensorboard", "trl", "wandb",
+    "rensa", "snakemake", "tenacity", "tensorboard", "trl", "wandb",
 }  # fmt: skip
 
 find_spec, distribution = PathFinder.find_spec, importlib.metadata.Distribution.from_name

@@ -15,6 +15,7 @@ Where two scores of a router are within rounding of a tie, both passes choose th
 Differences are relative to the scale: the largest deviation of logits from their mean over the tokens, since an offset that all
 tokens share carries no information. In 16 bits, single tokens may differ by as much as the scale although the kernel is right
 (whether an early token becomes an attention sink can depend on rounding), so nine tokens of ten have to agree (docs/LOG.md).
+Where they don't, the model's own rounding is measured: a deep model, or one of 4-bit weights, rounds by more than the fixed limit.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,6 +55,10 @@ from snaketune.errors import first_line
 
 # The same computation with the same shapes and other tokens elsewhere: 0 except with experts, whose batches of tokens change.
 LEAK_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+# In 16 bits: packed logits may differ by this times the model's own rounding, and by no more than this of the scale. What
+# reads another document, or is computed at another position, differs by about the scale itself. Not 1: attention over a
+# shared prompt is merged from two parts, each of them rounded (2.8 times the rounding on a CPU).
+OWN_ROUNDINGS, LARGEST_ROUNDING = 3, 0.2
 # What a failed test of separate documents can mean.
 BESIDE_OTHERS = (
     "Each document was a sequence of its own, padded on the right, and was compared with that document alone. If later tokens "
@@ -82,7 +87,9 @@ class SelfTest:
         """Return the result for the manifest, without the measured difference, which varies in the last bits."""
         required = REQUIRED_SHARE[self.compute.dtype]
         of_tokens = f" in {required:.0%} of the tokens" if required < 1 else ""
-        within = f"packed = separate within {TOLERANCE[self.compute.dtype]:.0e}{of_tokens}"
+        tolerance = TOLERANCE[self.compute.dtype]
+        limit = f"{tolerance:.0e}" if self.share <= tolerance else f"{OWN_ROUNDINGS} times the model's own rounding"
+        within = f"packed = separate within {limit}{of_tokens}"
         mixers = {"mixers": self.mixers} if self.mixers else {}
         return self.compute.about() | mixers | {"self_test": within}
 
@@ -171,7 +178,10 @@ def _check_kernel(
         model.eval()
         for rows, what in rows_to_test(model.config, packs, prefixes):
             share, where = _difference_from_separate(model, rows, compute)
-            check(share, TOLERANCE[dtype], f"packed logits of {what} differ from separate ones{where}")
+            tolerance = TOLERANCE[dtype]
+            if share > tolerance and dtype != torch.float32:
+                tolerance = max(tolerance, _largest_rounding(model, rows, compute))
+            check(share, tolerance, f"packed logits of {what} differ from separate ones{where}")
         for rows in synthetic_rows(model.config, prefixes):
             for mode in (False, True) if training else (False,):
                 model.train(mode)
@@ -268,6 +278,35 @@ def _difference_from_separate(
     document, start = layout.segment_of[worst], layout.starts[layout.segment_of[worst]]
     where = f", most at token {worst - start + 1} of document {document + 1} of {len(layout.lengths)}"
     return difference_quantile(shares_N, compute.dtype), where
+
+
+@torch.no_grad()
+def _largest_rounding(model: PreTrainedModel, rows: list[dict[str, Any]], compute: Compute) -> float:
+    """Return by how much packed logits may differ, relative to the scale: in proportion to the model's own rounding, the
+    difference of a document's logits alone and followed by as many other tokens, both by its own attention."""
+    use_own_attention(model)
+    batch = collate(rows, compute.kernel)
+    ids_T = batch["input_ids"][0]
+    alone, followed, tokens = [], [], 0
+    for positions_L, _ in batch["segments"].layout.sequences():
+        ids_1L = ids_T[torch.from_numpy(positions_L)][None].to(compute.device)
+        columns = torch.arange(ids_1L.shape[1], device=compute.device)
+        for ids, logits in ((ids_1L, alone), (torch.cat([ids_1L, ids_1L.flip(1)], 1), followed)):
+            with compute.autocast():
+                logits.append(logits_at(model, {"input_ids": ids, "use_cache": False}, columns)[0])
+        tokens += ids_1L.shape[1]
+        if tokens >= CHUNK:
+            break
+    alone_NV, followed_NV = torch.cat(alone), torch.cat(followed)
+    shares_N = largest_differences(followed_NV, alone_NV) / scale_of(alone_NV)
+    rounding = difference_quantile(shares_N, compute.dtype)
+    largest = min(OWN_ROUNDINGS * rounding, LARGEST_ROUNDING)
+    print(
+        f"self-test: a document's logits alone and in a longer sequence differ by {rounding:.1e}, which is this model's own "
+        f"rounding; packed ones may differ by {largest:.1e}",
+        flush=True,
+    )
+    return largest
 
 
 @torch.no_grad()
