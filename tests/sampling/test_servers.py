@@ -27,7 +27,7 @@ from snaketune.sampling.vllm_engine import ServedModel, VllmEngine, adapter_rank
 from snaketune.tokenization.chat import ChatTokenizer
 from tests.models.conftest import CPU
 from tests.tokenization.small_tokenizers import TEXTS, train_in
-from tests.workflow.conftest import made_once
+from tests.workflow.conftest import ROOT, made_once
 
 # vLLM's attention on a CPU has heads of at least 32.
 SIZES = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2}
@@ -238,3 +238,17 @@ def test_the_engine_is_the_one_that_is_named_or_the_one_that_is_there(tmp_path, 
     (tmp_path / "bin/python").touch()
     assert resolve("auto", str(tmp_path), "cuda") == resolve("vllm", str(tmp_path), "cpu") == "vllm"
     assert resolve("auto", str(tmp_path), "cpu") == "transformers"
+
+
+@pytest.mark.slow
+def test_vllm_gives_the_greedy_responses_of_a_real_model(vllm, tmp_path_factory):
+    """SmolLM2-135M-Instruct, with its own tokenizer and template."""
+
+    def fetch(folder: Path) -> None:
+        (folder / "data").mkdir(parents=True)
+        subprocess.run([sys.executable, ROOT / "resources/real/fetch.py"], cwd=folder, check=True)
+
+    folder = made_once(tmp_path_factory, "smollm2", fetch) / "data/smollm2-135m"
+    chat = ChatTokenizer.load(folder)
+    prompts = [chat.encode_prompt([{"role": "user", "content": text}]) for text in TEXTS[:4]]
+    assert_same(collected(vllm_engine(vllm, folder, chat), prompts), ours(folder, chat, prompts))

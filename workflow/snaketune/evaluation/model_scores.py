@@ -19,6 +19,7 @@ import pyarrow as pa
 from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.config.generation import Server
 from snaketune.config.operation import Execution
 from snaketune.engine.model.attention import use_own_attention
 from snaketune.engine.model.devices import Compute, resolve_compute, use_threads
@@ -40,6 +41,7 @@ from snaketune.models.load_model import set_special_tokens
 from snaketune.packing.reader import open_rows
 from snaketune.sampling.engines import resolve, server_engine
 from snaketune.sampling.generation_check import MODES, choose_generation_mode
+from snaketune.sampling.memory import check_memory
 from snaketune.sampling.responses import Engine, Request, ResponseCache, batches, key_parts
 from snaketune.sampling.transformers_engine import TransformersEngine
 from snaketune.stages.cache.work_folders import WorkFolder
@@ -89,6 +91,17 @@ def score_model(
     key = key_parts(results=results, tokenizer=tokenizer, **where)
     engine_name = resolve(operation.engine, operation.vllm, compute.device.type) if wanted else "transformers"
     cache, generated = None, 0
+    longest = max(map(len, encoded), default=0) + decoding.max_new_tokens
+    if wanted and not isinstance(engine_name, Server) and (described := stack.config() or stack.new_config()):
+        on_one = engine_name == "transformers"
+        check_memory(
+            described,
+            compute,
+            compute.weights_dtype(frozen=_frozen(ref_logps)),
+            rows=max(map(len, wanted)) if on_one else 1,
+            tokens=longest,
+            gpus=1 if on_one else max(1, operation.gpus),
+        )
     if engine_name != "transformers":
         # Before this process takes memory of the GPU.
         engine: Engine = server_engine(
@@ -101,7 +114,7 @@ def score_model(
             compute=compute,
             frozen=_frozen(ref_logps),
             gpus=operation.gpus,
-            longest=max(map(len, encoded)) + decoding.max_new_tokens,
+            longest=longest,
             work=work,
         )
         cache = ResponseCache(work, engine, key)

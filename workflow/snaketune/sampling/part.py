@@ -20,6 +20,7 @@ from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.load_model import set_special_tokens
 from snaketune.sampling.engines import resolve, server_engine
 from snaketune.sampling.generation_check import choose_generation_mode
+from snaketune.sampling.memory import check_memory
 from snaketune.sampling.responses import Engine, ResponseCache, batches, key_parts
 from snaketune.sampling.tables import PART_SCHEMA, PROMPTS, RESPONSES
 from snaketune.sampling.transformers_engine import TransformersEngine
@@ -53,10 +54,17 @@ def generate_part(
     stack = AdapterStack(
         results=results, base=spec.base, tokenizer=tokenizer.folder, trust_remote_code=spec.trust_remote_code
     )
+    weights_dtype = compute.weights_dtype(frozen=spec.frozen_weights)
     tokens = read_table(prompts.for_part(spec.part).file(PROMPTS))["tokens"]
     encoded = [np.array(ids, np.int32) for ids in tokens.to_pylist()]
     wanted = batches(encoded, spec.responses, spec.batch_size)[spec.part - 1 :: spec.parts]
     name = resolve(operation.engine, operation.vllm, compute.device.type)
+    longest = max(map(len, encoded)) + spec.decoding.max_new_tokens
+    if not isinstance(name, Server) and (config := stack.config() or stack.new_config()):
+        gpus = max(1, operation.gpus)
+        # vLLM has as many at a time as fit, and divides all of it among its GPUs.
+        rows = max(map(len, wanted), default=1) if name == "transformers" else 1
+        check_memory(config, compute, weights_dtype, rows=rows, tokens=longest, gpus=gpus if name == "vllm" else 1)
     if name == "transformers":
         engine: Engine = _transformers_engine(spec, stack, chat, compute)
     else:
@@ -70,7 +78,7 @@ def generate_part(
             compute=compute,
             frozen=spec.frozen_weights,
             gpus=operation.gpus,
-            longest=max(map(len, encoded)) + spec.decoding.max_new_tokens,
+            longest=longest,
             work=work,
         )
     cache = ResponseCache(
