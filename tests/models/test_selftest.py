@@ -91,7 +91,9 @@ def test_the_limit_of_16_bits_grows_with_the_rounding_of_the_model_and_still_ref
     tested = check_kernel(model, [], compute, training=True)
     assert "which is this model's own rounding" in capsys.readouterr().out
     assert 1e-6 < tested.share < 0.05
-    assert tested.about()["self_test"] == "packed = separate within 3 times the model's own rounding in 90% of the tokens"
+    assert (
+        tested.about()["self_test"] == "packed = separate within 3 times the model's own rounding in 90% of the tokens"
+    )
 
     monkeypatch.setattr(kernels, "attention_blocks", lambda rows: tuple(b for b in attention_blocks(rows) if b.causal))
     with pytest.raises(Unpackable, match="synthetic pairs with a shared prompt"):

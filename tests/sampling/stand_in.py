@@ -5,7 +5,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -31,11 +31,14 @@ class StandIn:
 
     Attributes:
         failures: how the next completions after the probe fail, in this order; then they succeed.
+        judge: what a chat replies to its messages.
         takes_ids, vllm, tokenizes: whether it takes token ids, has vLLM's fields and returns ids, and has `/tokenize`.
         answered: how often each prompt and seed was answered in full.
     """
 
-    def __init__(self, chat: ChatTokenizer, *failures: str, **settings: Any):
+    judge: Callable[[list[dict[str, str]]], str]
+
+    def __init__(self, chat: ChatTokenizer | None, *failures: str, **settings: Any):
         self.chat, self.failures = chat, list(failures)
         self.takes_ids, self.vllm, self.tokenizes, self.bos, self.ids_in_replies = True, True, True, False, True
         self.name, self.shift, self.key, self.models, self.dead = MODEL, 0, None, [MODEL], False
@@ -69,6 +72,8 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         elif about.key and self.headers.get("authorization") != f"Bearer {about.key}":
             self.send({"error": "no such key"}, 401)
+        elif self.path == "/v1/chat/completions":
+            self.chat(body)
         elif self.path != "/tokenize":
             self.complete(body)
         elif about.tokenizes:
@@ -102,6 +107,16 @@ class Handler(BaseHTTPRequestHandler):
         if failure in ("", "slow") and not probe:
             with about.lock:
                 about.answered[str(ids), body["seed"]] += 1
+
+    def chat(self, body: dict[str, Any]) -> None:
+        about = self.about
+        with about.lock:
+            about.bodies.append(body)
+            failure = about.failures.pop(0) if about.failures else ""
+        text = about.judge(body["messages"])
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 100, "completion_tokens": 10}
+        self.fail_or_answer(failure, {"model": about.name, "choices": [choice], "usage": usage})
 
     def fail_or_answer(self, failure: str, reply: dict[str, Any]) -> None:
         match failure:

@@ -9,10 +9,12 @@ from pydantic import ValidationError
 
 from snaketune.config.generation import Decoding, Server
 from snaketune.errors import SnaketuneError
-from snaketune.sampling import completions
-from snaketune.sampling.completions import Completions, connection
+from snaketune.sampling.completions import Completions
 from snaketune.sampling.engines import ServerEngine
 from snaketune.sampling.responses import Request, ResponseCache, batches
+from snaketune.servers import client as server_client
+from snaketune.servers.client import ServerClient, connection
+from snaketune.servers.usage import Usage
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.tokenization.chat import ChatTokenizer
 from tests.tokenization.small_tokenizers import TEXTS, train_in
@@ -23,8 +25,8 @@ from .stand_in import DAMAGED_REPLIES, MODEL, StandIn, serving
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
     """Waits of hundredths of a second between attempts."""
-    wait = completions._wait
-    monkeypatch.setattr(completions, "_wait", lambda state: wait(state) / 20)
+    wait = server_client._wait
+    monkeypatch.setattr(server_client, "_wait", lambda state: wait(state) / 20)
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +40,14 @@ def prompts(chat) -> list[np.ndarray]:
 
 
 def engine_of(
-    url: str, chat: ChatTokenizer, patience: float = 20.0, key: str | None = None, **decoding
+    url: str,
+    chat: ChatTokenizer,
+    patience: float = 20.0,
+    key: str | None = None,
+    server: dict | None = None,
+    **decoding,
 ) -> ServerEngine:
-    server = Server(url=url, model=MODEL, key_variable=key)
+    server = Server(url=url, model=MODEL, key_variable=key, **(server or {}))
     connect = connection(server)
 
     def impatient():
@@ -49,10 +56,9 @@ def engine_of(
         return client
 
     decoding = Decoding(**({"max_new_tokens": 6, "temperature": 1.0} | decoding))
-    client = Completions(
-        connect=impatient, model_name=MODEL, chat=chat, decoding=decoding, concurrent=4, patience=patience
-    )
-    return ServerEngine(server=server, completions=client)
+    client = ServerClient(connect=impatient, usage=Usage(server=server), concurrent=4, patience=patience)
+    responses = Completions(client=client, model_name=MODEL, chat=chat, decoding=decoding)
+    return ServerEngine(server=server, completions=responses)
 
 
 def sampled(engine: ServerEngine, prompts: list[np.ndarray], responses: int = 2) -> dict:
@@ -186,7 +192,7 @@ def test_the_address_may_end_with_the_path_of_the_interface(chat, prompts, expec
 
 
 def test_a_server_that_is_not_there_is_waited_for_a_minute_at_most(chat, prompts, monkeypatch):
-    monkeypatch.setattr(completions, "FIRST_PATIENCE", 0.5)
+    monkeypatch.setattr(server_client, "FIRST_PATIENCE", 0.5)
     with pytest.raises(SnaketuneError, match=r"failed for 0.5 s, .*ConnectError"):
         sampled(engine_of("http://127.0.0.1:9", chat, patience=600), prompts)
 

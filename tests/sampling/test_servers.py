@@ -18,12 +18,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from snaketune.config.base_models import Pretrained
 from snaketune.config.generation import Decoding, Server
 from snaketune.errors import SnaketuneError
-from snaketune.sampling.completions import Completions, connection
+from snaketune.sampling.completions import Completions
 from snaketune.sampling.engines import ServerEngine, resolve
 from snaketune.sampling.generation_check import MODES
 from snaketune.sampling.responses import Request, Response, batches
 from snaketune.sampling.transformers_engine import TransformersEngine
 from snaketune.sampling.vllm_engine import ServedModel, VllmEngine, adapter_rank, find_vllm
+from snaketune.servers.client import ServerClient, connection
 from snaketune.tokenization.chat import ChatTokenizer
 from tests.models.conftest import CPU
 from tests.tokenization.small_tokenizers import TEXTS, train_in
@@ -111,9 +112,8 @@ def test_the_server_of_transformers_gives_the_responses_of_transformers(folder, 
     def engine(name: str) -> ServerEngine:
         server = Server(url=served, model=name)
         decoding = Decoding(max_new_tokens=12)
-        completions = Completions(
-            connect=connection(server), model_name=name, chat=chat, decoding=decoding, patience=30
-        )
+        client = ServerClient(connect=connection(server), patience=30)
+        completions = Completions(client=client, model_name=name, chat=chat, decoding=decoding)
         return ServerEngine(server=server, completions=completions)
 
     found, expected = collected(engine(str(folder)), prompts), ours(folder, chat, prompts)

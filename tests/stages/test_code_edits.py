@@ -50,6 +50,8 @@ EXCLUDED_FROM_DIGEST = {
     "micro-batches shape no result by contract",
     "cluster.slurm": "commands that signal processes",
     "config.evaluations": "values",
+    "servers.client": "sends requests again until they are answered; what is asked and read is in sampling.completions",
+    "servers.usage": "counts requests, and ends a job",
     "stages.cache.attempt": "refuses files that changed; threads are in the manifest",
     "stages.cache.clean": "the name of a folder",
     "stages.cache.code_digest": "digests in keys of kept rows; a change of them computes these again",

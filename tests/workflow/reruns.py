@@ -32,6 +32,7 @@ SAMPLED = {
 }  # fmt: skip
 SAMPLE = {"prompts", "generate", "sample"} | REPORT
 SERVER = {"url": "http://localhost:1", "model": "tuned"}
+PRICED = SERVER | {"price": {"prompt": 1.0, "completion": 2.0}, "limit_cost": 1.0, "limit_requests": 9}
 CONTINUED = {
     "use_base": "sft:first", "corpus": "chat", "tokenizer": "small", "packing": {"length": 256},
     "training": {"epochs": 1, "batch_rows": 4, "micro_batch_rows": 2, "learning_rate": 0.002},
@@ -308,14 +309,17 @@ SAMPLED_KEYS = {
     "prompts.longest": 50, "responses": 3, "generation.max_new_tokens": 7, "generation.temperature": 0.6, "generation.top_p": 0.9,
     "generation.top_k": 9, "generation.repetition_penalty": 1.1, "generation.seed": 1, "generation.stop": ["x"],
     "generation.batch_size": 7, "generation.template_variables": {"enable_thinking": False}, "operation.engine.url": SERVER,
-    "operation.engine.model": SERVER, "operation.engine.key_variable": SERVER, "operation.vllm": "data", "operation.gpus": 1,
+    "operation.engine.model": SERVER, "operation.engine.key_variable": SERVER,
+    "operation.engine.price.prompt": PRICED, "operation.engine.price.completion": PRICED,
+    "operation.engine.limit_cost": PRICED, "operation.engine.limit_requests": PRICED, "operation.vllm": "data", "operation.gpus": 1,
     "operation.parts": 2,
 }  # fmt: skip
 for key in SAMPLED_KEYS:
     TABLE[f"sample.{key}"] = ({"sample.tries": SAMPLED}, SAMPLE)
 # The engine of a finished evaluation doesn't matter.
-for key in ("url", "model", "key_variable"):
-    TABLE[f"eval.operation.engine.{key}"] = ({"eval.both.operation": {"engine": SERVER}}, set())
+SERVED = ("url", "model", "key_variable", "price.prompt", "price.completion", "limit_cost", "limit_requests")
+for key in SERVED:
+    TABLE[f"eval.operation.engine.{key}"] = ({"eval.both.operation": {"engine": PRICED}}, set())
 TABLE["eval.operation.vllm"] = ({"eval.both.operation": {"engine": "vllm", "vllm": "data"}}, set())
 # Refused in these sections, so there is nothing to rerun.
 REFUSED = {
@@ -448,4 +452,42 @@ SINGLE |= {
     "corpora.sources.at_least": (BEST, {"corpora.own.sources.0.at_least": 1.0}, {"select", "corpus"}),
     "corpora.sources.good_from": (VOTED, {"corpora.own.sources.0.good_from": 0.9}, {"select", "corpus"}),
     "corpora.sources.bad_to": (VOTED, {"corpora.own.sources.0.bad_to": 0.1}, {"select", "corpus"}),
+}  # fmt: skip
+# Judges: of the responses of a sample, and of the pairs of an evaluation.
+JUDGE = {"engine": PRICED, "rubric": "data/chat.jsonl"}
+OWN_JUDGE = {"model": "sft:run", "rubric": "data/chat.jsonl"}
+JUDGED = {"sample.tries": SAMPLED, "score.worth": {"samples": "tries", "by": {"judge": JUDGE}}}
+OWN_JUDGED = {"sample.tries": SAMPLED, "score.worth": {"samples": "tries", "by": {"judge": OWN_JUDGE}}}
+COMPARED = {"eval.both.judge": JUDGE | {"against": "sft:run"}}
+OWN_COMPARED = {"eval.both.judge": OWN_JUDGE | {"against": "sft:run"}}
+for key in SERVED:
+    TABLE[f"score.by.judge.engine.{key}"] = (JUDGED, SAMPLE | {"judge"})
+    TABLE[f"eval.judge.engine.{key}"] = (COMPARED, EVAL | {"compare"})
+for key in ("rubric", "max_new_tokens", "model", "batch_size", "vllm"):
+    TABLE[f"score.by.judge.{key}"] = (OWN_JUDGED, SAMPLE | {"judge"})
+    TABLE[f"eval.judge.{key}"] = (OWN_COMPARED, EVAL | {"compare"})
+for key in ("scale", "pattern", "json_reply"):
+    TABLE[f"score.by.judge.{key}"] = (OWN_JUDGED, SAMPLE | {"judge"})
+for key in ("against", "prompts"):
+    TABLE[f"eval.judge.{key}"] = (COMPARED, EVAL | {"compare"})
+# Neither address, prices and limits nor where vLLM is: replies that were paid for stay.
+for key, value, changed in (
+    ("engine.url", "http://localhost:2", set()),
+    ("engine.price.prompt", 3.0, set()),
+    ("engine.limit_requests", 8, set()),
+    ("engine.limit_cost", 2.0, set()),
+    ("engine.model", "other", {"judge"}),
+    ("max_new_tokens", 5, {"judge"}),
+    ("rubric", "data/preferences.jsonl", set()),
+):
+    SINGLE[f"score.by.judge.{key}"] = (JUDGED, {f"score.worth.by.judge.{key}": value}, changed)
+    compared = {"compare"} if changed else set()
+    SINGLE[f"eval.judge.{key}"] = (COMPARED, {f"eval.both.judge.{key}": value}, compared)
+SINGLE |= {
+    "score.by.judge.scale": (JUDGED, {"score.worth.by.judge.scale": [0, 1]}, {"judge"}),
+    "score.by.judge.pattern": (JUDGED, {"score.worth.by.judge.pattern": "(.)"}, {"judge"}),
+    "score.by.judge.json_reply": (JUDGED, {"score.worth.by.judge.json_reply": True}, {"judge"}),
+    "score.by.judge.model": (OWN_JUDGED, {"score.worth.by.judge.model": "dpo:run"}, {"judge"}),
+    "eval.judge.prompts": (COMPARED, {"eval.both.judge.prompts": 3}, {"eval"}),
+    "eval.judge.against": (COMPARED, {"eval.both.judge.against": "dpo:run"}, {"compare"}),
 }  # fmt: skip

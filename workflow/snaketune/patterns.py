@@ -29,6 +29,19 @@ def search(pattern: str, text: str) -> regex.Match[str] | None:
     return _in_time(regex.search, pattern, text)
 
 
+def search_last(pattern: str, text: str) -> regex.Match[str] | None:
+    """The last match; raises as `search` does.
+
+    >>> search_last("Score: ([0-9])", "Score: 3, no: Score: 4")[1]
+    '4'
+    """
+    return _in_time(_last, pattern, text)
+
+
+def _last(pattern: str, text: str, timeout: float) -> regex.Match[str] | None:
+    return max(regex.finditer(pattern, text, timeout=timeout), key=lambda match: match.start(), default=None)
+
+
 def fullmatch(pattern: str, text: str) -> regex.Match[str] | None:
     """Match like `re.fullmatch`; raises as `search` does."""
     return _in_time(regex.fullmatch, pattern, text)

@@ -21,6 +21,7 @@ from typing import Any
 from snaketune.artifacts.manifest import read_json
 from snaketune.cluster.site import ResourceRequest
 from snaketune.config.base_models import Pretrained, Scratch
+from snaketune.config.generation import Server
 from snaketune.engine.threads import MIN_WIDTH_FOR_THREADS
 from snaketune.stages.declaration import Cost, ModelCost
 from snaketune.stages.job import Job
@@ -36,6 +37,14 @@ UNKNOWN_ROWS, UNKNOWN_PARAMETERS = GB, 8e9
 BYTES_PER_TOKEN = 3
 # FLOPs per second of a training on one GPU before one was measured: a sixth of an A100's peak.
 FLOPS = 5e13
+# Tokens per second of generation, before it was measured: a 7B in batches of 32, without a server's continuous batching.
+GENERATED_PER_SECOND = 500
+# Bytes of text per row; low, so that the number of rows is rather overestimated.
+BYTES_PER_ROW = 200
+# Of a server that the config names: answers per minute, and the memory of the job that asks.
+ANSWERS_PER_MINUTE, ASKING_MB = 60, 1500
+# Stages that compute nothing but what they may ask a server for.
+ASKING = ("generate", "judge", "compare")
 # Memory of the two Snakemake processes and two shells around each job of a cluster.
 AROUND_MB = 500
 # The data jobs of a config count as short up to this many bytes of text.
@@ -114,8 +123,12 @@ class Estimates:
         """The threads, the memory in MB and the minutes of one job."""
         computes, cost = STAGES[job.stage].gpu, _cost(job)
         measured = read_json(job.run, {})
-        if isinstance(cost, ModelCost):
-            threads, mem_mb, minutes = self._computing(job, cost, measured.get("tokens_per_second_median"))
+        if job.stage in ASKING and isinstance(job.operation.engine, Server):
+            # The server computes.
+            threads, mem_mb, minutes = 1, ASKING_MB, MARGIN_MINUTES + self._responses(job) / ANSWERS_PER_MINUTE
+        elif isinstance(cost, ModelCost):
+            rates = measured.get("tokens_per_second_median"), measured.get("generated_tokens_per_second")
+            threads, mem_mb, minutes = self._computing(job, cost, *rates)
         else:
             threads, mem_mb, minutes = self._reading(job, cost)
         if peak := measured.get("peak_memory_mb"):
@@ -139,8 +152,10 @@ class Estimates:
             minutes += cost.minutes_per_billion * parameters / 1e9
         return cost.threads, mem_mb, minutes
 
-    def _computing(self, job: Job, cost: ModelCost, rate: float | None) -> tuple[int, float, float]:
-        """The same of a job that computes with a model. Args: rate: its measured tokens per second."""
+    def _computing(
+        self, job: Job, cost: ModelCost, rate: float | None, measured_generation: float | None
+    ) -> tuple[int, float, float]:
+        """The same of a job that computes with a model. Args: its measured tokens per second, of a training and generated."""
         parameters, processes = parameters_of(_base(job)), job.operation.processes_per_node
         seconds = 0.0
         if cost.flops:
@@ -149,6 +164,9 @@ class Estimates:
             packs = (pack for role in ("pack", "packs") for pack in job.artifacts.get(role, ()))
             tokens = sum(_tokens_in(pack) or self._text(pack) / BYTES_PER_TOKEN for pack in packs)
             seconds = (training.epochs if training else 1) * tokens / rate / getattr(job.spec, "parts", 1)
+        decoding = getattr(job.spec, "decoding", None)
+        new_tokens = decoding.max_new_tokens if decoding else getattr(job.spec, "max_new_tokens", 0)
+        seconds += self._responses(job) * new_tokens / (measured_generation or GENERATED_PER_SECOND)
         # torch and CUDA in each process; weights as read and as assembled; and on a CPU, which trains only small models, the
         # optimizer's states.
         mem_mb = 3000 * processes + 6 * parameters / MB + 14 * min(parameters, 1e9) / MB
@@ -156,6 +174,25 @@ class Estimates:
         threads = processes * (1 if 0 < width < MIN_WIDTH_FOR_THREADS else COMPUTING_THREADS)
         # Time to read and write the weights.
         return threads, mem_mb, MARGIN_MINUTES + 3 * parameters / 1e9 + 1.5 * seconds / 60
+
+    def _responses(self, job: Job) -> float:
+        """The number of responses that a job generates, or asks for; 0 of other stages, and of evaluations."""
+        match job.stage:
+            case "generate":
+                return self._prompts(job.artifacts["prompts"][0]) * job.spec.responses / job.spec.parts
+            case "judge":
+                (sample,) = job.artifacts["samples"]
+                return self._prompts(sample.artifacts["prompts"][0]) * sample.spec.responses
+            case "compare":
+                evaluation = job.artifacts["evaluated"][0].spec
+                return 2 * evaluation.judged * len(evaluation.conversations)
+        return 0
+
+    def _prompts(self, job: Job) -> float:
+        """The number of prompts of a sample: counted, if they are there, else as many rows as there may be."""
+        counted = read_json(job.manifest, {}).get("counts", {}).get("prompts")
+        rows = self._text(job) / BYTES_PER_ROW
+        return counted or min(rows, (job.spec.limit or math.inf) * len(job.spec.corpora))
 
 
 def parameters_of(base: Pretrained | Scratch | None) -> float:

@@ -5,12 +5,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from snaketune.config.base import NAME_PATTERN, LocalPath, Model, Name, PositiveInt
+from snaketune.config.base import LocalPath, Model, ModelReference, Name, PositiveInt
 from snaketune.config.corpus_sources import RegexWithOneGroup
 from snaketune.config.generation import Engine, EngineChoice, Generation
+from snaketune.config.judging import PairJudge
 from snaketune.config.packing import Packing
-
-ModelReference = Annotated[str, Field(pattern=f"^(base|sft|dpo|merge):{NAME_PATTERN}$")]
 
 
 def _without_duplicates(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -90,10 +89,20 @@ class Evaluation(Model):
     generation: Generation = Generation()
     exact_match: ExactMatch = ExactMatch()
     tasks: Tasks | None = None
+    judge: PairJudge | None = None
+    """A model that compares the responses of `models` to held-out prompts with those of one of them, as win rates."""
     samples: PositiveInt = 8
     """Sample responses per corpus that the report shows."""
     operation: EvaluationEngine = EvaluationEngine()
     """Engine of the responses to held-out prompts. Losses and preferences are computed by the training's own engine."""
+
+    @model_validator(mode="after")
+    def _has_what_is_judged(self) -> Self:
+        if self.judge and self.judge.against not in self.models:
+            raise ValueError(f"judge.against is {self.judge.against}, which isn't one of models; add it there")
+        if self.judge and not self.conversations:
+            raise ValueError("judge compares responses to held-out prompts of conversations; name corpora there")
+        return self
 
     def every_model(self, variants: dict[str, dict[str, tuple[str, ...]]]) -> Iterator[str]:
         """Yield the models, such as `dpo:demo`, with every run of a grid. Args: variants: as `config.load` returns them."""

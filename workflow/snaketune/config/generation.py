@@ -57,6 +57,15 @@ class Generation(Decoding):
 ADDRESS = r"^https?://(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?(?:/[^\s?#@]*)?$"
 
 
+class Price(Model):
+    """Prices of a server, in any currency, per million tokens."""
+
+    prompt: Annotated[float, Field(ge=0)]
+    """Price of a million tokens of prompts."""
+    completion: Annotated[float, Field(ge=0)]
+    """Price of a million generated tokens."""
+
+
 class Server(Model):
     """A server with the completions interface of OpenAI, such as vLLM, SGLang, llama.cpp or `transformers serve`. Prompts are
     sent to it."""
@@ -67,6 +76,20 @@ class Server(Model):
     """Name by which the server calls the model; one that it doesn't serve is refused."""
     key_variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
     """Environment variable that holds the server's key, sent as `Authorization: Bearer`. Default: no key."""
+    price: Price | None = None
+    """Prices; the cost of a job is then in its `run.json`. Requests and tokens are counted without them, too."""
+    limit_requests: PositiveInt | None = None
+    """Maximum number of requests of a job, repeated ones included. Then it ends, and what was answered is kept. Default: no
+    limit."""
+    limit_cost: PositiveFloat | None = None
+    """Maximum cost of a job, by `price`, except for what its last request costs more than others. Then it ends, and what was
+    answered is kept. Default: no limit."""
+
+    @model_validator(mode="after")
+    def _has_prices(self) -> Self:
+        if self.limit_cost and not self.price:
+            raise ValueError("limit_cost needs price: {prompt: ..., completion: ...}, per million tokens")
+        return self
 
     @field_validator("url")
     @classmethod

@@ -19,7 +19,9 @@ def made_from(config: Workflow, node: str) -> list[str]:
         case "tokenizers":
             return [f"corpora.{corpus}" for corpus in (entry.train.corpora if entry.train else ())]
         case "score":
-            return [f"sample.{entry.samples}", *(f"score.{summand}" for summand in entry.by.sum or ())]
+            judge = entry.by.judge and entry.by.judge.model
+            above = [f"sample.{entry.samples}", *(f"score.{summand}" for summand in entry.by.sum or ())]
+            return [*above, *(_model(config, judge) if judge else ())]
         case "sample":
             return [*_model(config, entry.model), *(f"corpora.{corpus}" for corpus in entry.prompts.corpora)]
         case "merge":

@@ -44,7 +44,7 @@ def check_references(config: Workflow, variants: Variants) -> None:
     for name, sample in config.sample.items():
         _check_sample(f"sample.{name}", sample, config, variants)
     for name in config.score:
-        _check_score(name, config)
+        _check_score(name, config, variants)
 
 
 def _check_sampled(name: str, config: Workflow) -> None:
@@ -139,6 +139,12 @@ def _check_evaluation(key: str, evaluation: Evaluation, config: Workflow, varian
         section = "sft" if kind == "base" else kind
         _known(f"{key}.models", name, getattr(config, section), section)
         _check_length(key, packing, sft_of(config, kind, name), config)
+    if evaluation.judge:
+        judge, models = evaluation.judge, [*evaluation.every_model(variants)]
+        if judge.against not in models:
+            raise SnaketuneError(f"{key}.judge.against: {judge.against} is a grid; name one of {', '.join(models)}")
+        if judge.model:
+            _known_model(f"{key}.judge.model", judge.model, config, variants)
     for corpus in evaluation.conversations:
         _check_held_out_corpus(f"{key}.conversations", corpus, config, "conversations", "text")
     read = [corpora[corpus] for corpus in evaluation.conversations]
@@ -161,19 +167,26 @@ def _check_evaluation(key: str, evaluation: Evaluation, config: Workflow, varian
 
 
 def _check_sample(key: str, sample: Sample, config: Workflow, variants: Variants) -> None:
-    kind, name = sample.model.split(":")
-    section = "sft" if kind == "base" else kind
-    if name not in getattr(config, section):
-        raise SnaketuneError(f"{key}.model: {_no_such_run(section, name, config, variants)}")
+    _known_model(f"{key}.model", sample.model, config, variants)
     for corpus in sample.prompts.corpora:
         _check_corpus(f"{key}.prompts.corpora", corpus, config, "conversations", "preferences", "unpaired")
         if sample.prompts.split == "held_out":
             _check_held_out_corpus(f"{key}.prompts.corpora", corpus, config, config.corpora[corpus].kind)
 
 
-def _check_score(name: str, config: Workflow, above: tuple[str, ...] = ()) -> None:
+def _known_model(key: str, model: str, config: Workflow, variants: Variants) -> None:
+    """Raise SnaketuneError if a model's run isn't in the config."""
+    kind, name = model.split(":")
+    section = "sft" if kind == "base" else kind
+    if name not in getattr(config, section):
+        raise SnaketuneError(f"{key}: {_no_such_run(section, name, config, variants)}")
+
+
+def _check_score(name: str, config: Workflow, variants: Variants, above: tuple[str, ...] = ()) -> None:
     key, score = f"score.{name}", config.score[name]
     _known(f"{key}.samples", score.samples, config.sample, "sample")
+    if score.by.judge and score.by.judge.model:
+        _known_model(f"{key}.by.judge.model", score.by.judge.model, config, variants)
     for summand in score.by.sum or ():
         _known(f"{key}.by.sum", summand, config.score, "score")
         if summand in (*above, name):
@@ -183,7 +196,7 @@ def _check_score(name: str, config: Workflow, above: tuple[str, ...] = ()) -> No
                 f"{key}.by.sum: {summand!r} scores the sample {other!r}, and {name!r} scores {score.samples!r}; sum scores of "
                 "one sample"
             )
-        _check_score(summand, config, (*above, name))
+        _check_score(summand, config, variants, (*above, name))
     prompts = config.sample[score.samples].prompts
     if score.by.answer and not any(config.corpora[corpus].may_have_answers for corpus in prompts.corpora):
         raise SnaketuneError(f"{key}.by.answer: {missing_answers_hint(prompts.corpora, config)}")

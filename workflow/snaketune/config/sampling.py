@@ -4,8 +4,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from snaketune.config.base import Model, Name, PositiveInt
-from snaketune.config.evaluations import ListedOnce, ModelReference
+from snaketune.config.base import Model, ModelReference, Name, PositiveInt
+from snaketune.config.evaluations import ListedOnce
 from snaketune.config.generation import EngineChoice, Generation
 
 

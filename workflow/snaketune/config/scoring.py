@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from snaketune.config.base import LocalPath, Model, Name, PositiveFloat
 from snaketune.config.corpus_sources import RegexWithOneGroup
+from snaketune.config.judging import ResponseJudge
 
 
 class AnswerScore(Model):
@@ -17,9 +18,10 @@ class AnswerScore(Model):
 
 
 class ScoredBy(Model):
-    """What a response is worth; exactly one of `answer`, `python` and `sum`."""
+    """What a response is worth; exactly one of `answer`, `judge`, `python` and `sum`."""
 
     answer: AnswerScore | None = None
+    judge: ResponseJudge | None = None
     python: LocalPath | None = None
     """Python file that defines `score(prompt, response, row)`, which returns a number, several as a mapping of names, one of
     them `score`, or None for no score. `prompt` is a list of messages, `response` the text, `row` the other columns of the
@@ -31,9 +33,11 @@ class ScoredBy(Model):
 
     @model_validator(mode="after")
     def _one(self) -> Self:
-        found = [key for key in ("answer", "python", "sum") if getattr(self, key) is not None]
+        found = [key for key in ("answer", "judge", "python", "sum") if getattr(self, key) is not None]
         if len(found) != 1:
-            raise ValueError(f"expected exactly one of answer, python and sum, found {' and '.join(found) or 'none'}")
+            raise ValueError(
+                f"expected exactly one of answer, judge, python and sum, found {' and '.join(found) or 'none'}"
+            )
         if "seconds" in self.model_fields_set and not self.python:
             raise ValueError("seconds limits calls of python, and there is no python; remove it")
         return self

@@ -39,9 +39,8 @@ from snaketune.files import write_json
 from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.load_model import set_special_tokens
 from snaketune.packing.reader import open_rows
-from snaketune.sampling.engines import resolve, server_engine
+from snaketune.sampling.engines import check_engine_memory, resolve, server_engine
 from snaketune.sampling.generation_check import MODES, choose_generation_mode
-from snaketune.sampling.memory import check_memory
 from snaketune.sampling.responses import Engine, Request, ResponseCache, batches, key_parts
 from snaketune.sampling.transformers_engine import TransformersEngine
 from snaketune.stages.cache.work_folders import WorkFolder
@@ -92,15 +91,9 @@ def score_model(
     engine_name = resolve(operation.engine, operation.vllm, compute.device.type) if wanted else "transformers"
     cache, generated = None, 0
     longest = max(map(len, encoded), default=0) + decoding.max_new_tokens
-    if wanted and not isinstance(engine_name, Server) and (described := stack.config() or stack.new_config()):
-        on_one = engine_name == "transformers"
-        check_memory(
-            described,
-            compute,
-            compute.weights_dtype(frozen=_frozen(ref_logps)),
-            rows=max(map(len, wanted)) if on_one else 1,
-            tokens=longest,
-            gpus=1 if on_one else max(1, operation.gpus),
+    if not isinstance(engine_name, Server):
+        check_engine_memory(
+            engine_name, wanted, stack, compute, frozen=_frozen(ref_logps), longest=longest, gpus=operation.gpus
         )
     if engine_name != "transformers":
         # Before this process takes memory of the GPU.
@@ -180,6 +173,7 @@ def score_model(
         "device": str(compute.device),
         "evaluation_seconds": round(time.monotonic() - started, 1),
         "responses_generated": generated,
+        **cache.engine.run(),
     }
     if wanted:
         about = about | {"generation": generation}
@@ -230,5 +224,5 @@ def _held_out_prompts(
     prompts: list[Prompt] = []
     for name, corpus in zip(spec.conversations, corpora, strict=True):
         held_out = read_table(corpus.file("held_out.arrow"))
-        prompts += choose_prompts(name, held_out, spec.exact_match.limit, spec.samples)
+        prompts += choose_prompts(name, held_out, spec.exact_match.limit, max(spec.samples, spec.judged))
     return _encode_prompts(chat, prompts, spec.generation.template_variables)

@@ -207,6 +207,12 @@ def grow_vocabulary(model: PreTrainedModel, tokens: int) -> None:
             layer.bias[known:].zero_()
 
 
+def positions_of(config: PretrainedConfig) -> int | None:
+    """The positions of a model; None if it has no limit."""
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
 def read_config(base: Pretrained | Scratch) -> PretrainedConfig | None:
     """Return the config of the model that `load_base` loads, without its weights; None for a model from scratch. Raises
     SnaketuneError if there is none."""

@@ -27,6 +27,7 @@ from snaketune.report.data.results import ResultSet, unique
 from snaketune.report.data.sampled import sampled_tables, selections
 from snaketune.report.data.sampled import score_rows as scores_of_samples
 from snaketune.report.data.samples import Sample, answers_while_training, choose, dropped_examples, tokenized_rows
+from snaketune.report.data.win_rates import judged_comparisons
 from snaketune.report.html import render
 from snaketune.report.judge.ending import ending
 from snaketune.report.judge.findings import groups, steps
@@ -158,6 +159,7 @@ class Pages:
                 }
                 for name, models in results.evaluations.items()
             },
+            "judged": judged_comparisons(results),
             "races": self.races,
             "samples": self._samples(SAMPLES_ON_THE_OVERVIEW),
             "preference_changes": self._changes([best] if best else self.variants.labels[:1], FLIPS_ON_THE_OVERVIEW),

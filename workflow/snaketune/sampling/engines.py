@@ -2,19 +2,27 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base_models import Pretrained
 from snaketune.config.generation import Decoding, Server
 from snaketune.config.generation import Engine as EngineName
-from snaketune.engine.model.devices import Compute
+from snaketune.config.operation import Execution
+from snaketune.engine.model.attention import use_own_attention
+from snaketune.engine.model.devices import Compute, use_threads
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import ADAPTER, AdapterStack, is_adapter_only
 from snaketune.models.load_model import read_config, set_special_tokens
-from snaketune.sampling.completions import Completions, connection
-from snaketune.sampling.responses import Engine, Request, Response
+from snaketune.sampling.completions import Completions
+from snaketune.sampling.generation_check import choose_generation_mode
+from snaketune.sampling.memory import check_memory
+from snaketune.sampling.responses import Engine, Request, Response, ResponseCache, key_parts
+from snaketune.sampling.transformers_engine import TransformersEngine
 from snaketune.sampling.vllm_engine import ADVICE, ServedModel, VllmEngine, adapter_rank, find_vllm
+from snaketune.servers.client import ServerClient, connection
+from snaketune.servers.usage import Usage
 from snaketune.stages.cache.code_digest import code_digest
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.tokenization.chat import ChatTokenizer
@@ -62,6 +70,9 @@ class ServerEngine:
     def about(self) -> dict[str, Any]:
         return {"name": "server", "model": self.server.model}
 
+    def run(self) -> dict[str, Any]:
+        return {"url": self.server.url, "usage": self.completions.client.usage.about()}
+
     def generate(self, wanted: Sequence[Sequence[Request]]) -> Iterator[dict[bytes, Response]]:
         if wanted:
             print(f"prompts are sent to {self.server.url}", flush=True)
@@ -89,7 +100,8 @@ def server_engine(
         longest: tokens of the longest prompt with its response.
     """
     if isinstance(engine, Server):
-        completions = Completions(connect=connection(engine), model_name=engine.model, chat=chat, decoding=decoding)
+        client = ServerClient[Request, Response](connect=connection(engine), usage=Usage(server=engine))
+        completions = Completions(client=client, model_name=engine.model, chat=chat, decoding=decoding)
         return ServerEngine(server=engine, completions=completions)
     python = find_vllm(environment)
     if not python:
@@ -138,3 +150,93 @@ def _served_model(
         return ServedModel(base=Pretrained(path=str(folder), trust_remote_code=stack.trust_remote_code))
 
     return served
+
+
+def response_cache(
+    name: EngineName,
+    wanted: Sequence[Sequence[Request]],
+    *,
+    stack: AdapterStack,
+    tokenizer: Artifact,
+    chat: ChatTokenizer,
+    compute: Compute,
+    decoding: Decoding,
+    frozen: bool,
+    base_files: Sequence[Path],
+    operation: Execution,
+    longest: int,
+    work: WorkFolder,
+) -> ResponseCache:
+    """The cache of a model's responses, with an engine that is ready to generate `wanted`.
+
+    Args:
+        name: of an engine, as `resolve` returns it.
+        frozen, longest: as in `server_engine`.
+    Raises:
+        SnaketuneError: the engine isn't there, or the model doesn't fit its memory.
+    """
+    if not isinstance(name, Server):
+        check_engine_memory(name, wanted, stack, compute, frozen=frozen, longest=longest, gpus=operation.gpus)
+    if name == "transformers":
+        engine: Engine = _transformers_engine(stack, chat, compute, decoding, frozen)
+    else:
+        engine = server_engine(
+            name,
+            environment=operation.vllm,
+            stack=stack,
+            tokenizer=tokenizer,
+            chat=chat,
+            decoding=decoding,
+            compute=compute,
+            frozen=frozen,
+            gpus=operation.gpus,
+            longest=longest,
+            work=work,
+        )
+    parts = key_parts(
+        results=stack.results,
+        base=stack.base,
+        base_files=base_files,
+        tokenizer=tokenizer,
+        decoding=decoding,
+        work_root=work.root,
+    )
+    return ResponseCache(work, engine, parts)
+
+
+def check_engine_memory(
+    name: EngineName,
+    wanted: Sequence[Sequence[Request]],
+    stack: AdapterStack,
+    compute: Compute,
+    *,
+    frozen: bool,
+    longest: int,
+    gpus: int,
+) -> None:
+    """Raise SnaketuneError if the model and the cache of a batch can't fit. Args: longest: as in `server_engine`."""
+    config = stack.config() or stack.new_config()
+    if config and wanted:
+        on_one = name == "transformers"
+        # vLLM has as many at a time as fit, and divides all of it among its GPUs.
+        check_memory(
+            config,
+            compute,
+            compute.weights_dtype(frozen=frozen),
+            rows=max(map(len, wanted)) if on_one else 1,
+            tokens=longest,
+            gpus=1 if on_one else max(1, gpus),
+        )
+
+
+def _transformers_engine(
+    stack: AdapterStack, chat: ChatTokenizer, compute: Compute, decoding: Decoding, frozen: bool
+) -> TransformersEngine:
+    loaded = stack.load(compute.weights_dtype(frozen=frozen))
+    set_special_tokens(loaded, chat)
+    loaded = loaded.to(compute.device)
+    use_threads(loaded.config, compute)
+    # Before the model's own attention is replaced.
+    mode = choose_generation_mode(loaded, chat, compute)
+    use_own_attention(loaded)
+    return TransformersEngine(model=loaded, chat=chat, compute=compute, mode=mode, decoding=decoding)

@@ -35,9 +35,7 @@ def check_memory(
         raise SnaketuneError(problem)
 
 
-def memory_of(
-    config: PretrainedConfig, compute_dtype: torch.dtype, dtype: torch.dtype, tokens: int
-) -> tuple[int, int]:
+def memory_of(config: PretrainedConfig, compute_dtype: torch.dtype, dtype: torch.dtype, tokens: int) -> tuple[int, int]:
     """Bytes of the weights, and of the cache of one response of so many tokens with its prompt."""
     with torch.device("meta"), torch.no_grad():
         # Products of experts on the meta device are those of bfloat16.
@@ -79,8 +77,8 @@ def memory_problem(weights: int, cache: int, rows: int, tokens: int, machine: Ma
     room, memory = machine.memory - weights, f"{where} has {machine.memory / 1e9:.1f} GB"
     if room < cache:
         return (
-            f"the weights take {weights / 1e9:.1f} GB and the cache of a response of up to {tokens} tokens {cache / 1e9:.2f} GB, "
-            f"and {memory}; use a larger GPU, or engine: vllm with more gpus"
+            f"the weights take {weights / 1e9:.1f} GB and the cache of a response of up to {tokens} tokens "
+            f"{cache / 1e9:.2f} GB, and {memory}; use a larger GPU, or engine: vllm with more gpus"
         )
     if rows * cache > room:
         return (

@@ -12,18 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.config.generation import Server
 from snaketune.config.operation import Execution
-from snaketune.engine.model.attention import use_own_attention
-from snaketune.engine.model.devices import Compute, resolve_compute, use_threads
+from snaketune.engine.model.devices import resolve_compute
 from snaketune.models.adapter_stack import AdapterStack
-from snaketune.models.load_model import set_special_tokens
-from snaketune.sampling.engines import resolve, server_engine
-from snaketune.sampling.generation_check import choose_generation_mode
-from snaketune.sampling.memory import check_memory
-from snaketune.sampling.responses import Engine, ResponseCache, batches, key_parts
+from snaketune.sampling.engines import resolve, response_cache
+from snaketune.sampling.responses import batches
 from snaketune.sampling.tables import PART_SCHEMA, PROMPTS, RESPONSES
-from snaketune.sampling.transformers_engine import TransformersEngine
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import GenerateSpec
@@ -54,44 +48,23 @@ def generate_part(
     stack = AdapterStack(
         results=results, base=spec.base, tokenizer=tokenizer.folder, trust_remote_code=spec.trust_remote_code
     )
-    weights_dtype = compute.weights_dtype(frozen=spec.frozen_weights)
     tokens = read_table(prompts.for_part(spec.part).file(PROMPTS))["tokens"]
     encoded = [np.array(ids, np.int32) for ids in tokens.to_pylist()]
     wanted = batches(encoded, spec.responses, spec.batch_size)[spec.part - 1 :: spec.parts]
     name = resolve(operation.engine, operation.vllm, compute.device.type)
-    longest = max(map(len, encoded)) + spec.decoding.max_new_tokens
-    if not isinstance(name, Server) and (config := stack.config() or stack.new_config()):
-        gpus = max(1, operation.gpus)
-        # vLLM has as many at a time as fit, and divides all of it among its GPUs.
-        rows = max(map(len, wanted), default=1) if name == "transformers" else 1
-        check_memory(config, compute, weights_dtype, rows=rows, tokens=longest, gpus=gpus if name == "vllm" else 1)
-    if name == "transformers":
-        engine: Engine = _transformers_engine(spec, stack, chat, compute)
-    else:
-        engine = server_engine(
-            name,
-            environment=operation.vllm,
-            stack=stack,
-            tokenizer=tokenizer,
-            chat=chat,
-            decoding=spec.decoding,
-            compute=compute,
-            frozen=spec.frozen_weights,
-            gpus=operation.gpus,
-            longest=longest,
-            work=work,
-        )
-    cache = ResponseCache(
-        work,
-        engine,
-        key_parts(
-            results=results,
-            base=spec.base,
-            base_files=base_files,
-            tokenizer=tokenizer,
-            decoding=spec.decoding,
-            work_root=work.root,
-        ),
+    cache = response_cache(
+        name,
+        wanted,
+        stack=stack,
+        tokenizer=tokenizer,
+        chat=chat,
+        compute=compute,
+        decoding=spec.decoding,
+        frozen=spec.frozen_weights,
+        base_files=base_files,
+        operation=operation,
+        longest=max(map(len, encoded)) + spec.decoding.max_new_tokens,
+        work=work,
     )
     started = time.monotonic()
     generated, tokens_generated = cache.complete(wanted)
@@ -103,21 +76,6 @@ def generate_part(
     run = {"device": str(compute.device), "responses_generated": generated, "generation_seconds": round(seconds, 1)}
     if generated:
         run["generated_tokens_per_second"] = round(tokens_generated / seconds, 1)
-    if isinstance(name, Server):
-        run["url"] = name.url
-    about = {"engine": engine.about(), "rows": [cache.rows.key]}
+    run |= cache.engine.run()
+    about = {"engine": cache.engine.about(), "rows": [cache.rows.key]}
     return Outcome(counts={"responses": len(rows), "tokens": length}, about=about, run=run)
-
-
-def _transformers_engine(
-    spec: GenerateSpec, stack: AdapterStack, chat: ChatTokenizer, compute: Compute
-) -> TransformersEngine:
-    weights_dtype = compute.weights_dtype(frozen=spec.frozen_weights)
-    loaded = stack.load(weights_dtype)
-    set_special_tokens(loaded, chat)
-    loaded = loaded.to(compute.device)
-    use_threads(loaded.config, compute)
-    # Before the model's own attention is replaced.
-    mode = choose_generation_mode(loaded, chat, compute)
-    use_own_attention(loaded)
-    return TransformersEngine(model=loaded, chat=chat, compute=compute, mode=mode, decoding=spec.decoding)

@@ -78,11 +78,9 @@ def _positions(spec: PromptsSpec) -> int | None:
     """The positions of the model; None if it has no limit."""
     if isinstance(spec.base, Scratch):
         return spec.base.max_positions
-    from snaketune.models.load_model import read_config
+    from snaketune.models.load_model import positions_of, read_config
 
-    config = read_config(spec.base) if isinstance(spec.base, Pretrained) else None
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None) if config else None
-    return limit if isinstance(limit, int) and limit > 0 else None
+    return positions_of(read_config(spec.base)) if isinstance(spec.base, Pretrained) else None
 
 
 def _prompts(name: str, corpus: Artifact, spec: PromptsSpec) -> Iterator[dict[str, Any]]:

@@ -32,3 +32,17 @@ class Reply(BaseModel):
     @property
     def prompt_tokens(self) -> int | None:
         return self.usage and self.usage.prompt_tokens
+
+
+class Message(BaseModel):
+    content: str | None = None
+
+
+class ChatChoice(BaseModel):
+    message: Message
+
+
+class ChatReply(BaseModel):
+    """An answer to a request for one turn of a chat."""
+
+    choices: Annotated[list[ChatChoice], Field(min_length=1, max_length=1)]

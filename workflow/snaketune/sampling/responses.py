@@ -83,6 +83,9 @@ class Engine(Protocol):
     def about(self) -> dict[str, Any]:
         """Name, version and settings, for the manifest."""
 
+    def run(self) -> dict[str, Any]:
+        """What run.json says of this attempt: a server's address, requests and tokens."""
+
     def generate(self, wanted: Sequence[Sequence[Request]]) -> Iterator[dict[bytes, Response]]:
         """Yield the responses to batches of requests as they are finished, by digest."""
 

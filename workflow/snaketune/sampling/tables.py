@@ -7,6 +7,7 @@
     responses.arrow   id, turn, prompt (digest of its tokens), index, text, reasoning, content, tool_calls (JSON),
                       tokens, ended ("stop" or "length"), logp (nats, summed over the tokens), answer, reference
 
+    replies.arrow     id, turn, index, reply (of a judge), asked (how often)
     scores.arrow      id, turn, index; score and further numbers of a scorer (null: no score)
 
 A response's log-probability is the policy's, at temperature 1; null where a server returns none.
@@ -17,6 +18,7 @@ import pyarrow as pa
 from snaketune.corpus.rows import TURN
 
 PROMPTS, RESPONSES, SCORES, SELECTED = "prompts.arrow", "responses.arrow", "scores.arrow", "selected.jsonl"
+REPLIES = "replies.arrow"
 # Texts of the corpus that prompts carry along.
 OF_ROW = ("tools", "template_variables", "task", "answer", "reference")
 PROMPT_SCHEMA = pa.schema(
@@ -46,3 +48,4 @@ RESPONSE_SCHEMA = pa.schema(
 )
 # Of a table of scores, before its numbers.
 SCORE_FIELDS = [("id", pa.string()), ("turn", pa.int32()), ("index", pa.int32())]
+REPLY_SCHEMA = pa.schema([*SCORE_FIELDS, ("reply", pa.string()), ("asked", pa.int32())])

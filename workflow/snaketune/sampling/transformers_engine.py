@@ -47,6 +47,9 @@ class TransformersEngine:
         shared = {"batched": self.mode.batched, "cached": self.mode.cached, "shared": self.mode.shared}
         return {"name": "transformers", "version": installed_version("transformers"), "dtype": dtype} | shared
 
+    def run(self) -> dict[str, Any]:
+        return {}
+
     def generate(self, wanted: Sequence[Sequence[Request]]) -> Iterator[dict[bytes, Response]]:
         batches = wanted if self.mode.batched else [prompt for batch in wanted for prompt in _by_prompt(batch)]
         how = {"decoding": self.decoding, "compute": self.compute}

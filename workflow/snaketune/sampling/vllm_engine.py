@@ -24,8 +24,9 @@ import httpx
 from snaketune.config.base_models import Pretrained
 from snaketune.config.generation import Decoding
 from snaketune.errors import SnaketuneError
-from snaketune.sampling.completions import TIMEOUT, Completions, Dialect
+from snaketune.sampling.completions import Completions, Dialect
 from snaketune.sampling.responses import Request, Response
+from snaketune.servers.client import TIMEOUT, ServerClient
 from snaketune.stages.cache.code_digest import code_digest
 from snaketune.tokenization.chat import ChatTokenizer
 
@@ -99,6 +100,9 @@ class VllmEngine:
     def about(self) -> dict[str, Any]:
         return {"name": "vllm", "version": self.version, "device": self.device, "dtype": self.dtype}
 
+    def run(self) -> dict[str, Any]:
+        return {}
+
     def generate(self, wanted: Sequence[Sequence[Request]]) -> Iterator[dict[bytes, Response]]:
         if wanted:
             with self._server() as completions:
@@ -131,14 +135,15 @@ class VllmEngine:
 
             try:
                 _wait_until_ready(socket, check_alive)
+                client = ServerClient[Request, Response](
+                    connect=connect, concurrent=CONCURRENT, check_alive=check_alive
+                )
                 yield Completions(
-                    connect=connect,
+                    client=client,
                     model_name=ADAPTER if served.adapter else MODEL,
                     chat=self.chat,
                     decoding=self.decoding,
-                    concurrent=CONCURRENT,
                     dialect=Dialect(vllm=True, ids=True),
-                    check_alive=check_alive,
                 )
             finally:
                 # Ends the server (`supervisor`).

@@ -32,7 +32,7 @@ from snaketune.snakemake_adapter.checks import check_storage, plain_errors
 from snaketune.snakemake_adapter.package import PACKAGE, Error
 from snaketune.snakemake_adapter.slurm_executor import Partitions, check_account
 from snaketune.snakemake_adapter.stale_locks import remove_stale_locks
-from snaketune.snakemake_adapter.terminal import ending_lines, is_news
+from snaketune.snakemake_adapter.terminal import ending_lines, is_news, leaving_lines
 from snaketune.stages.cache.status import made_from
 from snaketune.stages.host.launch_command import check_installed, check_limit, check_nodes, describe_launch
 from snaketune.stages.job import RESULTS, Job
@@ -395,6 +395,8 @@ class Adapter:
             return
         if jobs := [job for job in self.graph.jobs.values() if job.manifest in self._outputs_of_this_run]:
             print(f"At most, by estimate, one job after the other:\n{self.requests.summary(jobs)}", file=sys.stderr)
+        for line in leaving_lines(jobs):
+            print(line, file=sys.stderr)
         names = sorted(self.requests.submissions(self._sent_stages))
         if names:
             print(f"As {len(names)} SLURM jobs: {', '.join(names)}.", file=sys.stderr)

@@ -10,6 +10,7 @@ from snaketune.stages.job import Job
 from snaketune.stages.plan.data_jobs import Context, corpus_job, tokenizer_job
 from snaketune.stages.plan.doctor_jobs import doctor_jobs
 from snaketune.stages.plan.dpo_jobs import dpo_job
+from snaketune.stages.plan.judge_jobs import compare_jobs
 from snaketune.stages.plan.model_jobs import eval_job, merge_job
 from snaketune.stages.plan.published_jobs import is_rung, reported
 from snaketune.stages.plan.sample_jobs import sample_job, score_job
@@ -67,6 +68,7 @@ def plan_jobs(config: Workflow, variants: Variants) -> tuple[Job, ...]:
     for name, evaluation in config.eval.items():
         for model in evaluation.every_model(variants):
             eval_job(context, name, evaluation, model)
+        compare_jobs(context, name, evaluation)
     planned = tuple(context.jobs.values())
     for stage in STAGES.values():
         for job in stage.jobs(config, planned) if stage.jobs else ():

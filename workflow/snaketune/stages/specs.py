@@ -248,6 +248,30 @@ class ScoreSpec(Model):
     weights: tuple[float, ...] = ()  # of the job's scores, in their order
 
 
+class JudgeModelSpec(Model):
+    """A model that judges, and what affects its replies besides the questions."""
+
+    server_model: str | None  # the name by which a server calls it, or
+    # the model itself, or the base layers of its adapters, if that is no result of this workflow.
+    base: Pretrained | Scratch | None
+    trust_remote_code: bool
+    frozen_weights: bool  # as in `ResponsesSpec`
+    max_new_tokens: int
+    batch_size: int  # as in `GenerateSpec`
+
+
+class JudgeSpec(JudgeModelSpec):
+    """Scores of a sample's responses by a judge."""
+
+    scale: tuple[float, float]
+    pattern: str
+    json_reply: bool
+
+
+class CompareSpec(JudgeModelSpec):
+    """Verdicts of a judge on a model's responses and those of another."""
+
+
 class SelectSpec(Model):
     """Which scored responses become rows of a corpus of a kind; see `config.corpus_sources.Source`."""
 
@@ -272,6 +296,7 @@ class EvalSpec(Model):
     exact_match: ExactMatch
     tasks: TaskSettings | None  # tasks from the job's task files; without files, tasks that lm-evaluation-harness ships
     samples: int
+    judged: int  # prompts per corpus that have a response for a judge
 
 
 class RaceSpec(Model):

@@ -15,7 +15,7 @@ Where two scores of a router are within rounding of a tie, both passes choose th
 Differences are relative to the scale: the largest deviation of logits from their mean over the tokens, since an offset that all
 tokens share carries no information. In 16 bits, single tokens may differ by as much as the scale although the kernel is right
 (whether an early token becomes an attention sink can depend on rounding), so nine tokens of ten have to agree (docs/LOG.md).
-Where they don't, the model's own rounding is measured: a deep model, or one of 4-bit weights, rounds by more than the fixed limit.
+Where they don't, the model's own rounding is measured: a deep model, or one of 4-bit weights, rounds by more than that.
 """
 
 from collections.abc import Callable, Sequence
@@ -303,8 +303,8 @@ def _largest_rounding(model: PreTrainedModel, rows: list[dict[str, Any]], comput
     largest = min(OWN_ROUNDINGS * rounding, LARGEST_ROUNDING)
     if largest > TOLERANCE[compute.dtype]:
         print(
-            f"self-test: a document's logits alone and in a longer sequence differ by {rounding:.1e}, which is this model's own "
-            f"rounding; packed ones may differ by {largest:.1e}",
+            f"self-test: a document's logits alone and in a longer sequence differ by {rounding:.1e}, which is this model's "
+            f"own rounding; packed ones may differ by {largest:.1e}",
             flush=True,
         )
     return largest

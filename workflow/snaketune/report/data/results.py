@@ -17,6 +17,16 @@ from snaketune.tables import read_table
 MODEL_KINDS = ("base", "sft", "dpo", "merge")
 
 
+def model_named(job: str) -> str:
+    """The model of an evaluation's job.
+
+    >>> model_named("all/sft-my-model")
+    'sft:my-model'
+    """
+    kind, _, name = job.partition("/")[2].partition("-")
+    return f"{kind}:{name}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScoredModel:
     """One model in one evaluation, with its scores and responses."""
@@ -32,8 +42,7 @@ class ScoredModel:
     @property
     def model(self) -> str:
         """`base:NAME`, `sft:NAME` or `dpo:NAME`."""
-        kind, _, name = self.result.name.partition("/")[2].partition("-")
-        return f"{kind}:{name}"
+        return model_named(self.result.name)
 
     @property
     def engine(self) -> str:

@@ -149,9 +149,12 @@ def selections(results: ResultSet) -> list[Selection]:
 def score_rows(results: ResultSet) -> list[tuple[str, str, str, str, str]]:
     """For each score: name, sample, what it is made by, mean, and how many responses have one."""
     rows = []
-    for result in results.of("score"):
+    for result in (*results.of("score"), *results.of("judge")):
         spec, counts = result.spec, result.manifest["counts"]
-        how = "answer" if spec["answer"] else "python" if spec["python"] else "sum"
+        if result.stage == "judge":
+            how = f"judge {spec['server_model'] or result.manifest['judge']['name']}"
+        else:
+            how = "answer" if spec["answer"] else "python" if spec["python"] else "sum"
         (sample,) = results.made_from(result, "samples") or (None,)
         scored = f"{whole(counts['scored'])} of {whole(counts['responses'])}"
         rows.append((result.name, sample.name if sample else "", how, f"{result.manifest['mean']:.4g}", scored))

@@ -16,6 +16,7 @@ import numpy as np
 from snaketune.evaluation.score_intervals import Z, per_token
 from snaketune.report.compare.measures import FORMATS, Measure, measures
 from snaketune.report.data.results import ResultSet, ScoredModel
+from snaketune.report.data.win_rates import JudgedComparison, judged_comparisons
 
 Interval = tuple[float, float]
 # Identifies a document: the digest of its pack, and its number there.
@@ -158,14 +159,34 @@ def lineage_verdicts(results: ResultSet, lineage: list[str]) -> list[Verdict]:
     model = lineage[-1]
     key = next((run.key for run in results.of("sft", "dpo") if run.label == model), "")
     verdicts = []
-    for against in dict.fromkeys((lineage[0], lineage[-2])):
+    judged = [comparison for comparison in judged_comparisons(results) if comparison.model == model]
+    for against in dict.fromkeys((lineage[0], lineage[-2], *(comparison.against for comparison in judged))):
         scored = [{entry.model: entry for entry in models} for models in results.evaluations.values()]
         both = [(models[against], models[model]) for models in scored if against in models and model in models]
         # With several evaluations, measures are named with theirs.
         where = " ({})" if len(both) > 1 else ""
         found = [difference for pair in both for difference in differences(*pair, where.format(pair[0].evaluation))]
+        # What a judge says comes first: it is what the models are for.
+        found = [judged_difference(one) for one in judged if one.against == against and one.scores["judged"]] + found
         verdicts.append(Verdict(model=model, against=against, key=key, differences=found))
     return verdicts
+
+
+def judged_difference(comparison: JudgedComparison) -> Difference:
+    """The win rate, as a difference to that of two equal models."""
+    scores, model, against = comparison.scores, comparison.model, comparison.against
+    value, bounds = scores["win_rate"], scores["win_rate_interval"]
+    measure = Measure(
+        path=f"compare.{comparison.result.name}.win_rate",
+        on=f"judged by {comparison.judge}",
+        name="win rate",
+        unit="share",
+        better=1,
+        values={model: value, against: CHANCE},
+    )
+    interval = (bounds[0] - CHANCE, bounds[1] - CHANCE) if bounds else None
+    about = {"measure": measure, "evaluation": comparison.evaluation, "rows": scores["judged"], "interval": interval}
+    return Difference(before=CHANCE, after=value, by_chance=True, **about)
 
 
 def differences(before: ScoredModel, after: ScoredModel, where: str = "") -> list[Difference]:

@@ -32,6 +32,7 @@ EXCLUDED_FROM_DIGEST = {
     "stages": "looks up, calls and publishes; the spec and the inputs of a stage are in the fingerprint",
     "cluster": "the resources that a job requests, and when it is preempted; a preempted training resumes exactly",
     "tracking": "draws the log of a training and returns nothing to it; a test checks that the weights are equal",
+    "servers": "sends what it is given and returns what a server answers; a response that was paid for stays",
     "report": "draws results; in the report stage itself, it counts",
     "files": "writes, flushes and digests files; what they hold is digested",
     # `progress` yields the data that stages read; a test checks that it passes on exactly what it gets.

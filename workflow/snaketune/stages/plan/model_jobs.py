@@ -69,6 +69,11 @@ def named_model(context: Context, model: str) -> tuple[str, Weights, tuple[Job, 
     return trained, weights_of(context, run, job), references
 
 
+def eval_name(evaluation_name: str, model: str) -> str:
+    """The name of the job of one model, such as `dpo:demo`."""
+    return f"{evaluation_name}/{model.replace(':', '-')}"
+
+
 def eval_job(context: Context, evaluation_name: str, evaluation: Evaluation, model: str) -> Job:
     """The job of one model, such as `dpo:demo`, in an evaluation."""
     config = context.config
@@ -83,13 +88,14 @@ def eval_job(context: Context, evaluation_name: str, evaluation: Evaluation, mod
     ]
     return context.plan(
         "eval",
-        f"{evaluation_name}/{model.replace(':', '-')}",
+        eval_name(evaluation_name, model),
         spec_from(
             EvalSpec,
             evaluation,
             base=weights.base,
             trust_remote_code=trusts_remote_code(config, trained),
             tasks=spec_from(TaskSettings, evaluation.tasks) if evaluation.tasks else None,
+            judged=evaluation.judge.prompts if evaluation.judge else 0,
         ),
         weights.artifacts
         | {

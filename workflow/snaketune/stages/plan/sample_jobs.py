@@ -1,7 +1,7 @@
 """The `sample` jobs, the `prompts` and `generate` jobs before them, and the `score` jobs after them.
 
     prompts ─┬─ generate 1-of-2 ─┬─ sample ── score ── select (rows of a corpus)
-             └─ generate 2-of-2 ─┘
+             └─ generate 2-of-2 ─┘        └─ judge (scores by a model)
 
 The table reads its parts, but isn't stale where they are missing: like those of a reference, they are how it is made.
 """
@@ -14,9 +14,11 @@ from snaketune.config.generation import Server
 from snaketune.config.operation import Execution
 from snaketune.stages.job import Job
 from snaketune.stages.plan.data_jobs import Context, base_of, cached, corpus_job, tokenizer_job, trusts_remote_code
+from snaketune.stages.plan.judge_jobs import judge_job
 from snaketune.stages.plan.model_jobs import named_model
 from snaketune.stages.specs import (
     GenerateSpec,
+    JudgeSpec,
     PromptsSpec,
     ResponsesSpec,
     SampleSpec,
@@ -91,6 +93,10 @@ def _prompts_job(context: Context, name: str) -> Job:
 @cached
 def score_job(context: Context, name: str) -> Job:
     score = context.config.score[name]
+    if score.by.judge:
+        judge, samples = score.by.judge, sample_job(context, score.samples)
+        form = {"scale": judge.scale, "pattern": judge.pattern, "json_reply": judge.json_reply}
+        return judge_job(context, "judge", name, judge, JudgeSpec, form, {"samples": (samples,)})
     summands = score.by.sum or {}
     spec = ScoreSpec(
         answer=score.by.answer,

@@ -1,0 +1,110 @@
+"""Compare two models' responses to the same held-out prompts by a judge: the work of the `compare` stage.
+
+    win_rate.json     `win_rates.win_rate`, and how many pairs were equal and so weren't asked for
+    verdicts.arrow    corpus, id, first and second (1: the model's response is better, 0: the other's, 0.5: a tie, null:
+                      unreadable; with the model's response shown first, and second), first_reply, second_reply
+
+Each pair is asked for in both orders.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from snaketune.artifacts.manifest import Artifact
+from snaketune.errors import SnaketuneError
+from snaketune.evaluation.win_rates import Comparison, win_rate
+from snaketune.files import write_json
+from snaketune.patterns import search_last
+from snaketune.sampling.judges import JudgeModel
+from snaketune.sampling.judging import ask, question
+from snaketune.stages.cache.work_folders import WorkFolder
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import CompareSpec
+from snaketune.tables import write_table
+
+VERDICTS = pa.schema(
+    [
+        *((name, pa.string()) for name in ("corpus", "id")),
+        *((name, pa.float64()) for name in ("first", "second")),
+        *((name, pa.string()) for name in ("first_reply", "second_reply")),
+    ]
+)
+FORM = 'End with a line "Verdict: A", "Verdict: B" or "Verdict: tie".'
+TASK = f"Which response is better by the rubric, A or B? Their order says nothing about them. {FORM}"
+VERDICT = r"(?i)verdict:[\s*]*(A|B|tie)\b"
+VALUES = {"a": 1.0, "b": 0.0, "tie": 0.5}
+TIE = 0.5
+
+
+def compare_responses(
+    spec: CompareSpec, work: WorkFolder, evaluated: Artifact, opponent: Artifact, rubric: Path, judge: JudgeModel
+) -> Outcome:
+    """Write the files above.
+
+    Raises:
+        SnaketuneError: the evaluations have no prompt in common, or no reply can be read.
+    """
+    ours, theirs = (
+        {(row["corpus"], row["id"]): row for row in map(json.loads, _lines(result.file("responses.jsonl")))}
+        for result in (evaluated, opponent)
+    )
+    keys = sorted(ours.keys() & theirs.keys())
+    if not keys:
+        raise SnaketuneError(
+            "the evaluations have no response to the same prompt; a judge needs eval.NAME.conversations with held-out rows"
+        )
+    text = rubric.read_text(encoding="utf-8")
+    asked = [key for key in keys if ours[key]["response"] != theirs[key]["response"]]
+    questions = [
+        question(text, {"conversation": ours[key]["prompt"], "response A": first, "response B": second}, TASK)
+        for key in asked
+        for first, second in _orders(ours[key]["response"], theirs[key]["response"])
+    ]
+    found = ask(judge, questions, _verdict, FORM) if questions else []
+    readable = sum(value is not None for value, _, _ in found)
+    if questions and not readable:
+        example = next((reply for _, reply, _ in found if reply), "")
+        raise SnaketuneError(
+            f"none of the {len(found)} verdicts can be read; the judge replied, for one, {example[-200:]!r}"
+        )
+    verdicts: dict[tuple[str, str], dict[str, Any]] = {}
+    for number, key in enumerate(asked):
+        (first, first_reply, _), (second, second_reply, _) = found[2 * number : 2 * number + 2]
+        # Shown second, the model's response is B.
+        second = None if second is None else 1.0 - second
+        verdicts[key] = {"first": first, "second": second, "first_reply": first_reply, "second_reply": second_reply}
+    equal = {"first": TIE, "second": TIE, "first_reply": None, "second_reply": None}
+    rows = [{"corpus": key[0], "id": key[1], **verdicts.get(key, equal)} for key in keys]
+    write_table(work.payload / "verdicts.arrow", pa.Table.from_pylist(rows, schema=VERDICTS))
+    compared = [
+        Comparison(
+            first=row["first"],
+            second=row["second"],
+            tokens=ours[row["corpus"], row["id"]]["tokens"],
+            opponent_tokens=theirs[row["corpus"], row["id"]]["tokens"],
+        )
+        for row in rows
+    ]
+    scores = win_rate(compared) | {"equal": len(keys) - len(asked)}
+    write_json(work.payload / "win_rate.json", scores)
+    again = sum(times == 2 for _, _, times in found)
+    counts = {"prompts": len(keys), "verdicts": len(found), "readable": readable, "asked_again": again}
+    return Outcome(counts=counts, about=judge.about(), run=judge.run())
+
+
+def _lines(path: Path) -> list[str]:
+    # Not by splitlines, which also splits at characters inside texts.
+    return [line for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def _orders(ours: str, theirs: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    return (ours, theirs), (theirs, ours)
+
+
+def _verdict(reply: str) -> float | None:
+    """1 for the response shown first, 0 for the second, 0.5 for a tie; None if the reply names none."""
+    match = search_last(VERDICT, reply)
+    return VALUES[match.group(1).lower()] if match else None

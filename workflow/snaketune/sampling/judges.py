@@ -1,0 +1,223 @@
+"""Models that answer a judge's questions: a chat model of a server, or a model of the config. Replies are kept by content.
+
+A server's reply is kept by the request that it answers, word for word, so no edit of this package asks a paid question again.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from pydantic import ValidationError
+
+from snaketune.artifacts.manifest import Artifact
+from snaketune.config.generation import Decoding, Server
+from snaketune.config.operation import Execution
+from snaketune.engine.model.devices import resolve_compute
+from snaketune.errors import first_line, printable
+from snaketune.models.adapter_stack import AdapterStack
+from snaketune.models.load_model import positions_of
+from snaketune.progress import progress
+from snaketune.sampling.engines import resolve, response_cache
+from snaketune.sampling.replies import ChatReply
+from snaketune.sampling.responses import Request, ResponseCache, batches
+from snaketune.servers.client import Damaged, ServerClient, connection
+from snaketune.servers.usage import Usage
+from snaketune.stages.cache.row_store import RowStore
+from snaketune.stages.cache.work_folders import WorkFolder
+from snaketune.stages.specs import JudgeModelSpec
+from snaketune.tokenization.chat import ChatTokenizer
+from snaketune.tokenization.template import Refused
+
+PATH = "/v1/chat/completions"
+# Tokens of the turns that ask for a readable reply, at most.
+REMINDER = 200
+# A question: the turns of a chat, the last one the user's.
+Question = list[dict[str, str]]
+
+
+class JudgeModel(Protocol):
+    """What answers questions."""
+
+    def ask(self, questions: Sequence[Question]) -> list[str | None]:
+        """The replies, in the order of the questions; None where there is none, and `without` counts why."""
+
+    def about(self) -> dict[str, Any]:
+        """For the manifest: the judge, and the keys of its kept replies."""
+
+    def run(self) -> dict[str, Any]:
+        """For run.json: what was asked in this attempt."""
+
+
+@dataclass(kw_only=True)
+class ServerJudge:
+    """A chat model of a server. Args: schema: of the JSON object that a reply is; None for text."""
+
+    server: Server
+    client: ServerClient[bytes, str | None]
+    rows: RowStore
+    max_new_tokens: int
+    schema: dict[str, Any] | None = None
+    _refused: dict[str, int] = field(default_factory=dict)
+
+    def ask(self, questions: Sequence[Question]) -> list[str | None]:
+        bodies = [self._body(question) for question in questions]
+        digests = [hashlib.sha256(json.dumps(body, sort_keys=True).encode()).digest()[:16] for body in bodies]
+        by_digest = dict(zip(digests, bodies, strict=True))
+        known = {digest: json.loads(row) for digest, row in self.rows.find(by_digest).items()}
+        if known:
+            print(f"{len(known)} of {len(by_digest)} replies are cached", flush=True)
+        waiting = [digest for digest in by_digest if digest not in known]
+        if waiting:
+            print(f"what is judged is sent to {self.server.url}", flush=True)
+            arrived = self.client.answers(waiting, self._respond(by_digest), _nothing)
+            try:
+                for group in progress(arrived, "judging", "replies", len(waiting), len):
+                    replies = {digest: reply for digest, reply in group if reply is not None}
+                    known |= replies
+                    self.rows.add({digest: json.dumps(reply).encode() for digest, reply in replies.items()})
+            finally:
+                self.rows.merge()
+        return [known.get(digest) for digest in digests]
+
+    def about(self) -> dict[str, Any]:
+        return {"judge": {"name": "server", "model": self.server.model}, "rows": [self.rows.key]}
+
+    def run(self) -> dict[str, Any]:
+        return {"url": self.server.url, "usage": self.client.usage.about()}
+
+    def _respond(self, bodies: dict[bytes, dict[str, Any]]) -> Callable[[bytes], Awaitable[str | None]]:
+        async def respond(digest: bytes) -> str | None:
+            async def ask() -> str | None:
+                reply = await self.client.sent(PATH, bodies[digest])
+                # One question may be too long for it, or not to its liking.
+                if reply.status_code in (400, 413, 422):
+                    why = f"{self.server.url} refuses a question: {printable(reply.text)[:200]}"
+                    self._refused[why] = self._refused.get(why, 0) + 1
+                    if self._refused[why] == 1:
+                        print(why, flush=True)
+                    return None
+                return _content(self.client.json(reply))
+
+            return await self.client.tried(ask)
+
+        return respond
+
+    def _body(self, question: Question) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": self.server.model, "messages": question, "temperature": 0}
+        if self.schema:
+            schema = {"name": "judgement", "schema": self.schema, "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return body | {"max_tokens": self.max_new_tokens}
+
+
+def _content(value: dict[str, Any]) -> str:
+    try:
+        text = ChatReply.model_validate(value).choices[0].message.content or ""
+        text.encode()
+    except (ValidationError, UnicodeEncodeError) as error:
+        found = printable(str(value.get("choices")))[:200]
+        raise Damaged(f"it answered {found}, which isn't one reply ({first_line(error)})") from None
+    return text
+
+
+async def _nothing() -> None:
+    pass
+
+
+@dataclass(kw_only=True)
+class ModelJudge:
+    """A model of the config. Args: cache: makes the cache of its replies; longest: tokens of a question that it can answer."""
+
+    chat: ChatTokenizer
+    cache: Callable[[list[list[Request]]], ResponseCache]
+    batch_size: int
+    name: str
+    longest: int
+    _cache: ResponseCache | None = None
+    _generated: int = 0
+
+    def ask(self, questions: Sequence[Question]) -> list[str | None]:
+        encoded = [self._encoded(question) for question in questions]
+        wanted = batches([ids for ids in encoded if ids is not None], 1, self.batch_size)
+        self._cache = self._cache or self.cache(wanted)
+        generated, _ = self._cache.complete(wanted)
+        self._generated += generated
+        return [None if ids is None else self._cache.known[Request(ids).digest].text for ids in encoded]
+
+    def about(self) -> dict[str, Any]:
+        if self._cache is None:
+            return {"judge": {"name": self.name}}
+        return {"judge": self._cache.engine.about(), "rows": [self._cache.rows.key]}
+
+    def run(self) -> dict[str, Any]:
+        return {"responses_generated": self._generated}
+
+    def _encoded(self, question: Question) -> np.ndarray | None:
+        try:
+            ids = self.chat.encode_prompt(question)
+        except Refused as reason:
+            print(f"not judged: {reason}", flush=True)
+            return None
+        if len(ids) > self.longest:
+            print(f"not judged: a question has {len(ids)} tokens, and the judge takes {self.longest}", flush=True)
+            return None
+        return ids
+
+
+def judge_of(
+    spec: JudgeModelSpec,
+    work: WorkFolder,
+    *,
+    tokenizer: Sequence[Artifact],
+    results: tuple[Artifact, ...],
+    base_files: Sequence[Path],
+    operation: Execution,
+    schema: dict[str, Any] | None = None,
+) -> JudgeModel:
+    """The judge of a job. Args: results: the model's result and its base layers."""
+    if isinstance(operation.engine, Server):
+        return ServerJudge(
+            server=operation.engine,
+            client=ServerClient(connect=connection(operation.engine), usage=Usage(server=operation.engine)),
+            rows=RowStore(work.root, {"judge": "chat completions"}),
+            max_new_tokens=spec.max_new_tokens,
+            schema=schema,
+        )
+    for result in (*tokenizer, *results):
+        result.files()
+    chat, compute = ChatTokenizer.load(tokenizer[0].folder), resolve_compute("auto")
+    stack = AdapterStack(
+        results=results, base=spec.base, tokenizer=tokenizer[0].folder, trust_remote_code=spec.trust_remote_code
+    )
+    name = resolve(operation.engine, operation.vllm, compute.device.type)
+
+    def cache(wanted: list[list[Request]]) -> ResponseCache:
+        return response_cache(
+            name,
+            wanted,
+            stack=stack,
+            tokenizer=tokenizer[0],
+            chat=chat,
+            compute=compute,
+            decoding=Decoding(max_new_tokens=spec.max_new_tokens),
+            frozen=spec.frozen_weights,
+            base_files=base_files,
+            operation=operation,
+            # A question that is asked again has the reply, too.
+            longest=max(len(batch[0].prompt) for batch in wanted) + 2 * spec.max_new_tokens + REMINDER if wanted else 0,
+            work=work,
+        )
+
+    config = stack.config() or stack.new_config()
+    return ModelJudge(
+        chat=chat,
+        cache=cache,
+        batch_size=spec.batch_size,
+        name=str(name),
+        longest=((config and positions_of(config)) or sys.maxsize) - spec.max_new_tokens,
+    )
