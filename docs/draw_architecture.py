@@ -14,14 +14,14 @@ PACKAGE = ROOT / "workflow/snaketune"
 # Data flows down this list: a package imports only from those above it.
 PACKAGES = (
     "engine", "config", "artifacts", "stages", "cluster", "corpus", "tokenization", "preview", "packing", "models", "tracking",
-    "training", "sampling", "evaluation", "diagnostics", "publishing", "report",
+    "servers", "training", "sampling", "evaluation", "diagnostics", "publishing", "report",
     "snakemake_adapter",
 )  # fmt: skip
 WIDTH, ROW, BOX, TOP = 1000, 62, 610, 20
 COLOURS = (
     "#1f6f8b", "#8b5a1f", "#3f7d3a", "#7a3f7d", "#a03a3a", "#3a4ea0", "#6b6b1f", "#1f8b6f", "#8b1f5a", "#5a5a8b",
     "#8b7a1f", "#444444", "#2f5d50", "#b0651d", "#4a6fa5", "#7d3a4e", "#6b4a8b",
-    "#2b6e99",
+    "#2b6e99", "#5d7d2f",
 )  # fmt: skip
 PAGE = """# Architecture
 

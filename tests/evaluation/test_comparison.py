@@ -14,7 +14,7 @@ from snaketune.stages.specs import CompareSpec
 from snaketune.tables import read_table
 
 FIELDS = {"server_model": "judge", "base": None, "trust_remote_code": False, "frozen_weights": True}
-SPEC = CompareSpec(**FIELDS, max_new_tokens=64, batch_size=8)
+SPEC = CompareSpec(**FIELDS, max_new_tokens=64, batch_size=8, prompts=9)
 
 
 def evaluation(folder: Path, responses: dict[str, str]) -> Artifact:

@@ -92,6 +92,7 @@ CALLED = {
     "stages.loaded_job": {"read_job"},
     "stages.cache.libraries": {"importing", "installed_version", "quiet_libraries"},
     "stages.host.launch_command": {"check_installed", "check_nodes", "command"},
+    "servers.client": {"connection"},
     "stages.host.locks": {"locked"},
     "stages.findings": {"report_findings"},
     "stages.cache.fingerprint": {"cached_entries"},

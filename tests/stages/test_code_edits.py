@@ -13,7 +13,8 @@ from snaketune.stages.table import STAGES
 MODULES = code.Modules().files
 TRAININGS = {"calibrate", "dpo", "sft", "timing"}
 # Those that load models with adapters, or scale their positions.
-LOADING = {*TRAININGS, "eval", "generate", "merge", "preflight", "prompts", "ref_logps", "ref_pass", "sample"}
+ASKING = {"judge", "compare"}
+LOADING = {*TRAININGS, *ASKING, "eval", "generate", "merge", "preflight", "prompts", "ref_logps", "ref_pass", "sample"}
 OPTIMIZED = {*TRAININGS, "preflight"}
 PREFERENCES = {"calibrate", "card", "dpo", "timing"}
 # What modules that count by their definitions compute, and for which stages. The others hold values and read them.
@@ -26,9 +27,9 @@ COMPUTING = {
     "config.row_fields": {"corpus"},
     "config.held_out": OPTIMIZED,  # whether measurements decide which weights are kept
     "config.load": {"card"},  # what a Hub id looks like
-    "config.generation": {"eval", "generate", "sample"},  # the decoding parameters, and what a server is
+    "config.generation": {*ASKING, "eval", "generate", "sample"},  # the decoding parameters, and what a server is
     "config.lora": LOADING
-    - {"eval", "generate", "prompts", "sample"},  # whether adapters take a part of the base weights
+    - {*ASKING, "eval", "generate", "prompts", "sample"},  # whether adapters take a part of the base weights
     "config.losses": PREFERENCES,  # weights of losses, what they need, thresholds
     "config.model_files": {*LOADING, "tokenizer"},  # which files of a model are loaded
     "config.operation": {*LOADING - {"merge", "prompts"}, "bottleneck"},  # the number of processes
@@ -199,7 +200,7 @@ def test_nothing_that_counts_is_reached_by_what_does_not_alone():
             "config.lora",
             "is not True and self",
             "is True and self",
-            LOADING - {"eval", "generate", "prompts", "sample"},
+            LOADING - {*ASKING, "eval", "generate", "prompts", "sample"},
         ),
         # What a key means is in the spec: defaults, descriptions, validators, and the names that are refused.
         ("config.losses", "beta: PositiveFloat = 0.1", "beta: PositiveFloat = 0.2", set()),

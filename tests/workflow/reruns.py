@@ -488,6 +488,6 @@ SINGLE |= {
     "score.by.judge.pattern": (JUDGED, {"score.worth.by.judge.pattern": "(.)"}, {"judge"}),
     "score.by.judge.json_reply": (JUDGED, {"score.worth.by.judge.json_reply": True}, {"judge"}),
     "score.by.judge.model": (OWN_JUDGED, {"score.worth.by.judge.model": "dpo:run"}, {"judge"}),
-    "eval.judge.prompts": (COMPARED, {"eval.both.judge.prompts": 3}, {"eval"}),
+    "eval.judge.prompts": (COMPARED, {"eval.both.judge.prompts": 3}, {"eval", "compare"}),
     "eval.judge.against": (COMPARED, {"eval.both.judge.against": "dpo:run"}, {"compare"}),
 }  # fmt: skip

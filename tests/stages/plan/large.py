@@ -106,6 +106,11 @@ CONFIG: dict[str, Any] = {
     },
     "eval": {
         "all": {
+            "judge": {
+                "against": "base:scratch",
+                "engine": {"url": "http://localhost:1", "model": "m"},
+                "rubric": "books.txt",
+            },
             "models": [
                 "base:scratch",
                 "base:again",
@@ -143,7 +148,8 @@ CONFIG: dict[str, Any] = {
     },
     "score": {
         "checked": {"samples": "tries", "by": {"answer": {"pattern": "(.*)"}}},
-        "both": {"samples": "tries", "by": {"sum": {"checked": 2.0}}},
+        "both": {"samples": "tries", "by": {"sum": {"checked": 2.0, "judged": 0.1}}},
+        "judged": {"samples": "tries", "by": {"judge": {"model": "sft:chatty", "rubric": "books.txt"}}},
     },
     "merge": {"soup": {"models": {"sft:chatty": 1, "dpo:plain": 2}}},
     "gguf": {"chatty": {"model": "sft:chatty"}, "best": {"model": "dpo:plain", "type": "q8_0"}},

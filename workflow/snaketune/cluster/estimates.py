@@ -184,8 +184,7 @@ class Estimates:
                 (sample,) = job.artifacts["samples"]
                 return self._prompts(sample.artifacts["prompts"][0]) * sample.spec.responses
             case "compare":
-                evaluation = job.artifacts["evaluated"][0].spec
-                return 2 * evaluation.judged * len(evaluation.conversations)
+                return 2 * job.spec.prompts * len(job.artifacts["evaluated"][0].spec.conversations)
         return 0
 
     def _prompts(self, job: Job) -> float:

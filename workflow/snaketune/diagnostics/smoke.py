@@ -125,6 +125,8 @@ def _shorten_evaluation(evaluation: dict[str, Any]) -> None:
     evaluation["samples"] = ANSWERS
     _shorten_generation(evaluation)
     evaluation.pop("operation", None)
+    # It asks no judge.
+    evaluation.pop("judge", None)
     for key in ("exact_match", "tasks"):
         if key in evaluation:
             evaluation[key]["limit"] = ANSWERS

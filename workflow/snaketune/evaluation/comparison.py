@@ -8,6 +8,7 @@ Each pair is asked for in both orders.
 """
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def compare_responses(
         {(row["corpus"], row["id"]): row for row in map(json.loads, _lines(result.file("responses.jsonl")))}
         for result in (evaluated, opponent)
     )
-    keys = sorted(ours.keys() & theirs.keys())
+    keys = _first([key for key in ours if key in theirs], spec.prompts)
     if not keys:
         raise SnaketuneError(
             "the evaluations have no response to the same prompt; a judge needs eval.NAME.conversations with held-out rows"
@@ -93,6 +94,21 @@ def compare_responses(
     again = sum(times == 2 for _, _, times in found)
     counts = {"prompts": len(keys), "verdicts": len(found), "readable": readable, "asked_again": again}
     return Outcome(counts=counts, about=judge.about(), run=judge.run())
+
+
+def _first(keys: list[tuple[str, str]], most: int) -> list[tuple[str, str]]:
+    """The first keys of each corpus.
+
+    >>> _first([("a", "1"), ("b", "1"), ("a", "2"), ("a", "3")], 2)
+    [('a', '1'), ('b', '1'), ('a', '2')]
+    """
+    counted: Counter[str] = Counter()
+    chosen = []
+    for corpus, id in keys:
+        counted[corpus] += 1
+        if counted[corpus] <= most:
+            chosen.append((corpus, id))
+    return chosen
 
 
 def _lines(path: Path) -> list[str]:

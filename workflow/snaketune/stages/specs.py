@@ -271,6 +271,8 @@ class JudgeSpec(JudgeModelSpec):
 class CompareSpec(JudgeModelSpec):
     """Verdicts of a judge on a model's responses and those of another."""
 
+    prompts: int  # per corpus
+
 
 class SelectSpec(Model):
     """Which scored responses become rows of a corpus of a kind; see `config.corpus_sources.Source`."""

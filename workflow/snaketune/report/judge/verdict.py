@@ -178,7 +178,7 @@ def judged_difference(comparison: JudgedComparison) -> Difference:
     value, bounds = scores["win_rate"], scores["win_rate_interval"]
     measure = Measure(
         path=f"compare.{comparison.result.name}.win_rate",
-        on=f"judged by {comparison.judge}",
+        on=f"responses, by {comparison.judge}",
         name="win rate",
         unit="share",
         better=1,

@@ -59,4 +59,4 @@ def compare_jobs(context: Context, name: str, evaluation: Evaluation) -> None:
         if model != judge.against:
             evaluated = context.jobs["eval", eval_name(name, model)]
             compared = {"evaluated": (evaluated,), "opponent": (opponent,)}
-            judge_job(context, "compare", eval_name(name, model), judge, CompareSpec, {}, compared)
+            judge_job(context, "compare", eval_name(name, model), judge, CompareSpec, {"prompts": judge.prompts}, compared)
