@@ -25,7 +25,8 @@ def judge_job(
     artifacts: dict[str, tuple[Job, ...]],
 ) -> Job:
     """A job that asks a judge. Args: settings: of its spec besides the judge's model; artifacts: what is judged."""
-    config, files = context.config, {"rubric": (judge.rubric,)}
+    config = context.config
+    files: dict[str, tuple[str, ...]] = {"rubric": (judge.rubric,)}
     model: dict[str, Any] = {"base": None, "trust_remote_code": False, "frozen_weights": True}
     if judge.model:
         trained, weights, references = named_model(context, judge.model)
@@ -41,7 +42,7 @@ def judge_job(
     spec = spec_type(
         **model,
         **settings,
-        server_model=judge.server and judge.server.model,
+        server_model=judge.server.model if judge.server else None,
         max_new_tokens=judge.max_new_tokens,
         batch_size=judge.batch_size,
     )
@@ -58,5 +59,7 @@ def compare_jobs(context: Context, name: str, evaluation: Evaluation) -> None:
     for model in evaluation.every_model(context.variants):
         if model != judge.against:
             evaluated = context.jobs["eval", eval_name(name, model)]
-            compared = {"evaluated": (evaluated,), "opponent": (opponent,)}
-            judge_job(context, "compare", eval_name(name, model), judge, CompareSpec, {"prompts": judge.prompts}, compared)
+            compared: dict[str, tuple[Job, ...]] = {"evaluated": (evaluated,), "opponent": (opponent,)}
+            judge_job(
+                context, "compare", eval_name(name, model), judge, CompareSpec, {"prompts": judge.prompts}, compared
+            )
