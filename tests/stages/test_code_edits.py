@@ -13,7 +13,7 @@ from snaketune.stages.table import STAGES
 MODULES = code.Modules().files
 TRAININGS = {"calibrate", "dpo", "sft", "timing"}
 # Those that load models with adapters, or scale their positions.
-ASKING = {"judge", "compare"}
+ASKING = {"judge", "compare", "rate"}
 LOADING = {*TRAININGS, *ASKING, "eval", "generate", "merge", "preflight", "prompts", "ref_logps", "ref_pass", "sample"}
 OPTIMIZED = {*TRAININGS, "preflight"}
 PREFERENCES = {"calibrate", "card", "dpo", "timing"}

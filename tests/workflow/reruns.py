@@ -491,3 +491,7 @@ SINGLE |= {
     "eval.judge.prompts": (COMPARED, {"eval.both.judge.prompts": 3}, {"eval", "compare"}),
     "eval.judge.against": (COMPARED, {"eval.both.judge.against": "dpo:run"}, {"compare"}),
 }  # fmt: skip
+REWARDED = {"sample.tries": SAMPLED, "score.worth": {"samples": "tries", "by": {"reward": {"path": "some/model"}}}}
+for key, value in {"path": "other/model", "revision": "v1", "trust_remote_code": True, "batch_size": 2}.items():
+    TABLE[f"score.by.reward.{key}"] = (REWARDED, SAMPLE | {"rate"})
+    SINGLE[f"score.by.reward.{key}"] = (REWARDED, {f"score.worth.by.reward.{key}": value}, {"rate"})

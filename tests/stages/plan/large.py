@@ -149,6 +149,7 @@ CONFIG: dict[str, Any] = {
     "score": {
         "checked": {"samples": "tries", "by": {"answer": {"pattern": "(.*)"}}},
         "both": {"samples": "tries", "by": {"sum": {"checked": 2.0, "judged": 0.1}}},
+        "rated": {"samples": "tries", "by": {"reward": {"path": "base"}}},
         "judged": {"samples": "tries", "by": {"judge": {"model": "sft:chatty", "rubric": "books.txt"}}},
     },
     "merge": {"soup": {"models": {"sft:chatty": 1, "dpo:plain": 2}}},

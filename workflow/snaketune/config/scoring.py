@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from snaketune.config.base import LocalPath, Model, Name, PositiveFloat
+from snaketune.config.base import LocalPath, Model, Name, PositiveFloat, PositiveInt, Revision
 from snaketune.config.corpus_sources import RegexWithOneGroup
 from snaketune.config.judging import ResponseJudge
 
@@ -17,10 +17,24 @@ class AnswerScore(Model):
     Default: all of it."""
 
 
+class RewardModel(Model):
+    """A reward model: one output for a whole conversation (`AutoModelForSequenceClassification`), with a chat template."""
+
+    path: LocalPath
+    """Local folder with config.json, safetensors and tokenizer, or Hub id, `owner/name`."""
+    revision: Revision | None = None
+    """Commit, tag or branch of a Hub model. The name identifies the weights: if a branch moves, nothing reruns."""
+    trust_remote_code: bool = False
+    """Allows Python code that comes with the model to run. Enable it only after reading that code."""
+    batch_size: PositiveInt = 16
+    """Responses per batch."""
+
+
 class ScoredBy(Model):
-    """What a response is worth; exactly one of `answer`, `judge`, `python` and `sum`."""
+    """What a response is worth; exactly one of `answer`, `reward`, `judge`, `python` and `sum`."""
 
     answer: AnswerScore | None = None
+    reward: RewardModel | None = None
     judge: ResponseJudge | None = None
     python: LocalPath | None = None
     """Python file that defines `score(prompt, response, row)`, which returns a number, several as a mapping of names, one of
@@ -33,10 +47,10 @@ class ScoredBy(Model):
 
     @model_validator(mode="after")
     def _one(self) -> Self:
-        found = [key for key in ("answer", "judge", "python", "sum") if getattr(self, key) is not None]
+        found = [key for key in ("answer", "reward", "judge", "python", "sum") if getattr(self, key) is not None]
         if len(found) != 1:
             raise ValueError(
-                f"expected exactly one of answer, judge, python and sum, found {' and '.join(found) or 'none'}"
+                f"expected exactly one of answer, reward, judge, python and sum, found {' and '.join(found) or 'none'}"
             )
         if "seconds" in self.model_fields_set and not self.python:
             raise ValueError("seconds limits calls of python, and there is no python; remove it")

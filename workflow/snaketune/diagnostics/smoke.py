@@ -94,8 +94,8 @@ def smoke_config(config: dict[str, Any], small_base: Callable[[dict[str, Any]], 
         sample["responses"] = min(sample.get("responses", 1), ANSWERS)
         sample["operation"] = {"engine": "transformers", "gpus": 0}
     for score in smoke.get("score", {}).values():
-        # The rows that are left may have no answer, and a smoke run asks no judge.
-        if "answer" in score["by"] or "judge" in score["by"]:
+        # The rows that are left may have no answer; and a smoke run asks no judge, and loads no large model.
+        if score["by"].keys() & {"answer", "judge", "reward"}:
             score["by"] = {"python": SCORER}
         elif "python" in score["by"]:
             score["by"]["python"] = _absolute(score["by"]["python"])

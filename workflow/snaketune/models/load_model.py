@@ -7,7 +7,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import ADAPTER_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 from snaketune.config.base_models import Pretrained, Scratch
@@ -61,6 +67,25 @@ def load_pretrained(
     if base.rope:
         check_scaled(model, base.rope, base.path)
     return _prepared(model, quantization)
+
+
+def load_reward_model(base: Pretrained, weights_dtype: torch.dtype) -> PreTrainedModel:
+    """Load a model with one output for a whole sequence. SnaketuneError: as `load_pretrained`, or it has other outputs."""
+    _check_own_weights(base)
+    config = read_config(base)
+    if config.num_labels != 1:
+        raise SnaketuneError(
+            f"the model {base.path!r} has {config.num_labels} outputs; expected a reward model, which has one "
+            "(AutoModelForSequenceClassification with num_labels 1)"
+        )
+    try:
+        model, loaded = AutoModelForSequenceClassification.from_pretrained(
+            base.path, use_safetensors=True, **_source(base), **_load_arguments(weights_dtype, None)
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise _unloadable(base.path, error) from None
+    _check_loaded(base.path, loaded)
+    return model
 
 
 def reload_model(
@@ -179,7 +204,7 @@ def _check_loaded(path: str, loaded: dict[str, Any]) -> None:
         raise SnaketuneError(
             f"the model {path!r} lacks weights that its config.json needs, or has them in another shape: "
             f"{', '.join(missing[:3])} ({len(missing)} in all). They would be random; download the folder again, or use one "
-            "with the weights of a causal language model"
+            "with all weights"
         )
     if unused := sorted(loaded["unexpected_keys"]):
         print(f"{path} has weights that this model doesn't use: {', '.join(unused[:3])} ({len(unused)} in all)")

@@ -14,7 +14,7 @@ STAGE = Stage(
     module=__name__,
     spec=ScoreSpec,
     payload="scores",
-    inputs={"samples": exactly_one("sample"), "scores": any_number("score", "judge")},
+    inputs={"samples": exactly_one("sample"), "scores": any_number("score", "judge", "rate")},
     files=("python",),
     libraries=libraries.always("pyarrow"),
     cost=Cost(mb=1500, mb_per_gb=8000, minutes=30),

@@ -11,7 +11,7 @@ STAGE = Stage(
     module=__name__,
     spec=SelectSpec,
     payload="rows",
-    inputs={"samples": exactly_one("sample"), "scores": exactly_one("score", "judge")},
+    inputs={"samples": exactly_one("sample"), "scores": exactly_one("score", "judge", "rate")},
     libraries=libraries.always("pyarrow"),
     cost=Cost(mb=1500, mb_per_gb=8000, minutes_per_gb=10),
     in_report=True,

@@ -274,6 +274,13 @@ class CompareSpec(JudgeModelSpec):
     prompts: int  # per corpus
 
 
+class RateSpec(Model):
+    """Scores of a sample's responses by a reward model."""
+
+    base: Pretrained
+    batch_size: int  # a score doesn't depend on its batch, except for rounding
+
+
 class SelectSpec(Model):
     """Which scored responses become rows of a corpus of a kind; see `config.corpus_sources.Source`."""
 

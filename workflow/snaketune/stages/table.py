@@ -25,6 +25,7 @@ MODULES = (
     "sampling.prompts",
     "sampling.sample",
     "sampling.judge",
+    "sampling.rate",
     "sampling.score",
     "sampling.select",
     "evaluation.eval",

@@ -149,10 +149,12 @@ def selections(results: ResultSet) -> list[Selection]:
 def score_rows(results: ResultSet) -> list[tuple[str, str, str, str, str]]:
     """For each score: name, sample, what it is made by, mean, and how many responses have one."""
     rows = []
-    for result in (*results.of("score"), *results.of("judge")):
+    for result in (*results.of("score"), *results.of("judge"), *results.of("rate")):
         spec, counts = result.spec, result.manifest["counts"]
         if result.stage == "judge":
             how = f"judge {spec['server_model'] or result.manifest['judge']['name']}"
+        elif result.stage == "rate":
+            how = f"reward {spec['base']['path']}"
         else:
             how = "answer" if spec["answer"] else "python" if spec["python"] else "sum"
         (sample,) = results.made_from(result, "samples") or (None,)

@@ -1,7 +1,8 @@
 """The `sample` jobs, the `prompts` and `generate` jobs before them, and the `score` jobs after them.
 
     prompts ─┬─ generate 1-of-2 ─┬─ sample ── score ── select (rows of a corpus)
-             └─ generate 2-of-2 ─┘        └─ judge (scores by a model)
+             └─ generate 2-of-2 ─┘        ├─ judge (scores by a model that is asked)
+                                          └─ rate (scores by a reward model)
 
 The table reads its parts, but isn't stale where they are missing: like those of a reference, they are how it is made.
 """
@@ -13,13 +14,22 @@ from snaketune.config.corpus_sources import Corpus
 from snaketune.config.generation import Server
 from snaketune.config.operation import Execution
 from snaketune.stages.job import Job
-from snaketune.stages.plan.data_jobs import Context, base_of, cached, corpus_job, tokenizer_job, trusts_remote_code
+from snaketune.stages.plan.data_jobs import (
+    Context,
+    Weights,
+    base_of,
+    cached,
+    corpus_job,
+    tokenizer_job,
+    trusts_remote_code,
+)
 from snaketune.stages.plan.judge_jobs import judge_job
 from snaketune.stages.plan.model_jobs import named_model
 from snaketune.stages.specs import (
     GenerateSpec,
     JudgeSpec,
     PromptsSpec,
+    RateSpec,
     ResponsesSpec,
     SampleSpec,
     ScoreSpec,
@@ -97,6 +107,16 @@ def score_job(context: Context, name: str) -> Job:
         judge, samples = score.by.judge, sample_job(context, score.samples)
         form = {"scale": judge.scale, "pattern": judge.pattern, "json_reply": judge.json_reply}
         return judge_job(context, "judge", name, judge, JudgeSpec, form, {"samples": (samples,)})
+    if reward := score.by.reward:
+        base = Pretrained(path=reward.path, revision=reward.revision, trust_remote_code=reward.trust_remote_code)
+        return context.plan(
+            "rate",
+            name,
+            RateSpec(base=base, batch_size=reward.batch_size),
+            {"samples": (sample_job(context, score.samples),)},
+            files={"base": Weights(base=base).files},
+            operation=Execution(gpus=1),
+        )
     summands = score.by.sum or {}
     spec = ScoreSpec(
         answer=score.by.answer,

@@ -1,0 +1,135 @@
+"""Scores of a sample's responses by a reward model: a model with one output for a whole conversation.
+
+The conversation is written by the reward model's own chat template. Scores are kept by its tokens.
+"""
+
+import hashlib
+import math
+import struct
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+from transformers import AutoTokenizer, PreTrainedModel
+
+from snaketune.artifacts.manifest import Artifact
+from snaketune.engine.model.devices import Compute, resolve_compute
+from snaketune.errors import SnaketuneError, first_line
+from snaketune.models.load_model import load_reward_model, positions_of
+from snaketune.progress import progress
+from snaketune.sampling.tables import PROMPTS, RESPONSES, SCORE_FIELDS, SCORES
+from snaketune.stages.cache.code_digest import code_digest
+from snaketune.stages.cache.fingerprint import cached_entries
+from snaketune.stages.cache.row_store import RowStore
+from snaketune.stages.cache.work_folders import WorkFolder
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import RateSpec
+from snaketune.tables import read_table, write_table
+from snaketune.training.reference.cache_key import identity
+
+TOO_LONG, NOT_FINITE = "longer than the reward model's positions", "the score isn't a finite number"
+SCORE = struct.Struct("<d")
+
+
+def score_by_reward_model(spec: RateSpec, work: WorkFolder, samples: Artifact, base_files: Sequence[Path]) -> Outcome:
+    """Write `scores.arrow`: a row per response, in their order.
+
+    Raises:
+        SnaketuneError: the model isn't a reward model, has no chat template, or scores no response.
+    """
+    compute = resolve_compute("auto")
+    responses = read_table(samples.file(RESPONSES)).to_pylist()
+    prompts = {(row["id"], row["turn"]): row["messages"] for row in read_table(samples.file(PROMPTS)).to_pylist()}
+    conversations = [
+        [*prompts[row["id"], row["turn"]], {"role": "assistant", "content": row["content"]}] for row in responses
+    ]
+    encoded = _encoded(spec, conversations)
+    digests = [hashlib.sha256(repr(ids).encode()).digest()[:16] for ids in encoded]
+    store = RowStore(
+        work.root,
+        {
+            # A local model counts by its files.
+            "reward": identity(spec.base, named=not base_files),
+            "files": [entry for _, entry in cached_entries("base", base_files, work.root)],
+            "device": [compute.device.type, str(compute.dtype)],
+            "code": code_digest("snaketune.sampling.reward_model"),
+        },
+    )
+    known = {digest: SCORE.unpack(row)[0] for digest, row in store.find(digests).items()}
+    if known:
+        print(f"{len(known)} of {len(set(digests))} scores are cached", flush=True)
+    waiting = {digest: ids for digest, ids in zip(digests, encoded, strict=True) if digest not in known}
+    without: Counter[str] = Counter()
+    if waiting:
+        model = load_reward_model(spec.base, compute.weights_dtype(frozen=True)).to(compute.device).eval()
+        longest = positions_of(model.config) or math.inf
+        fitting = {digest: ids for digest, ids in waiting.items() if len(ids) <= longest}
+        scored = _scores(model, compute, fitting, spec.batch_size)
+        for batch in progress(scored, "scoring", "responses", len(fitting), len):
+            known |= batch
+            store.add({digest: SCORE.pack(value) for digest, value in batch.items()})
+        store.merge()
+    scores = [known.get(digest, math.nan) for digest in digests]
+    for digest, value in zip(digests, scores, strict=True):
+        if not math.isfinite(value):
+            without[NOT_FINITE if digest in known else TOO_LONG] += 1
+    finite = [value for value in scores if math.isfinite(value)]
+    if not finite:
+        why = ", ".join(f"{count} × {reason}" for reason, count in without.items())
+        raise SnaketuneError(f"the reward model scores none of the {len(scores)} responses ({why})")
+    rows = [
+        {**{key: row[key] for key in ("id", "turn", "index")}, "score": value if math.isfinite(value) else None}
+        for row, value in zip(responses, scores, strict=True)
+    ]
+    write_table(
+        work.payload / SCORES, pa.Table.from_pylist(rows, schema=pa.schema([*SCORE_FIELDS, ("score", pa.float64())]))
+    )
+    return Outcome(
+        counts={"responses": len(rows), "scored": len(finite), "without": dict(without)},
+        about={"mean": math.fsum(finite) / len(finite), "rows": [store.key]},
+        run={"device": str(compute.device), "responses_scored": len(waiting)},
+    )
+
+
+def _encoded(spec: RateSpec, conversations: Sequence[list[dict[str, Any]]]) -> list[list[int]]:
+    """The tokens of each conversation, by the reward model's own tokenizer and chat template."""
+    base = spec.base
+    how = {"revision": base.revision or "main", "trust_remote_code": base.trust_remote_code}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(base.path, **how)
+    except (OSError, ValueError) as error:
+        raise SnaketuneError(f"score.by.reward: {base.path} has no tokenizer that loads: {first_line(error)}") from None
+    if not tokenizer.chat_template:
+        raise SnaketuneError(
+            f"score.by.reward: the tokenizer of {base.path} has no chat template, so it isn't known how to write a "
+            "conversation for it; add chat_template.jinja to a local folder"
+        )
+    return [
+        tokenizer.apply_chat_template(conversation, tokenize=True, return_dict=True)["input_ids"]
+        for conversation in conversations
+    ]
+
+
+@torch.no_grad()
+def _scores(
+    model: PreTrainedModel, compute: Compute, encoded: dict[bytes, list[int]], batch_size: int
+) -> Iterator[dict[bytes, float]]:
+    """Yield the scores of batches of similar length."""
+    pad = model.config.get_text_config().pad_token_id
+    # Without a token for padding, the model can't tell where a sequence ends.
+    size = 1 if pad is None else batch_size
+    ordered = sorted(encoded, key=lambda digest: (len(encoded[digest]), digest))
+    for begin in range(0, len(ordered), size):
+        batch = ordered[begin : begin + size]
+        longest = max(len(encoded[digest]) for digest in batch)
+        ids_BL = torch.full((len(batch), longest), pad or 0, dtype=torch.int64)
+        mask_BL = torch.zeros_like(ids_BL)
+        for row, digest in enumerate(batch):
+            ids = torch.tensor(encoded[digest])
+            ids_BL[row, : len(ids)], mask_BL[row, : len(ids)] = ids, 1
+        with compute.autocast():
+            out = model(input_ids=ids_BL.to(compute.device), attention_mask=mask_BL.to(compute.device), use_cache=False)
+        yield dict(zip(batch, out.logits[:, 0].double().tolist(), strict=True))
