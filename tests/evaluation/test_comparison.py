@@ -8,7 +8,9 @@ import pytest
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.errors import SnaketuneError
-from snaketune.evaluation.comparison import compare_responses
+from snaketune.evaluation.comparison import VERDICT, compare_responses
+from snaketune.patterns import search_last
+from snaketune.sampling.judge_models import Answer
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import CompareSpec
 from snaketune.tables import read_table
@@ -24,7 +26,9 @@ def evaluation(folder: Path, responses: dict[str, str]) -> Artifact:
         for id, text in responses.items()
     ]
     (folder / "responses.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    return Artifact(folder.parent / "manifest.json", {"payload": describe_files(folder), "records": {}}, folder)
+    manifest = {"payload": describe_files(folder), "records": {}}
+    manifest["spec"] = {"generation": {"max_new_tokens": 14}}
+    return Artifact(folder.parent / "manifest.json", manifest, folder)
 
 
 class Preferring:
@@ -35,7 +39,7 @@ class Preferring:
 
     def ask(self, questions):
         self.asked += questions
-        return [self.verdict(*self.shown(question)) for question in questions]
+        return [Answer(self.verdict(*self.shown(question)), complete=True) for question in questions]
 
     def shown(self, question) -> tuple[str, str]:
         pattern = r"=+ [0-9a-f]{16} response A\n(.*?)\n=+ [0-9a-f]{16} response B\n(.*?)\n=+ [0-9a-f]{16} end"
@@ -99,3 +103,17 @@ def test_nothing_in_common_or_nothing_readable_is_an_error(tmp_path):
         compared(tmp_path / "1", lambda a, b: "Verdict: A", {"a": "x"}, {"b": "y"})
     with pytest.raises(SnaketuneError, match=r"none of the 2 verdicts can be read; .*'both are fine'"):
         compared(tmp_path / "2", lambda a, b: "both are fine", {"a": "x"}, {"a": "y"})
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ("Verdict: A", "A"), ("**Verdict: B**", "B"), ("verdict: tie.", "tie"), ("Verdict: a tie", "tie"),
+        ('So "Verdict: A"', "A"), ("Verdict:\nB", "B"), ("Verdict: A\nNo, Verdict: B", "B"),
+        ("Verdict: A is not as good as B", None), ("Verdict: A/B", None), ("Verdict: neither", None),
+        ('"Verdict: A", "Verdict: B" or "Verdict: tie". So let me', None),
+    ],
+)  # fmt: skip
+def test_a_verdict_ends_its_line(reply, expected):
+    match = search_last(VERDICT, reply)
+    assert (match and match[1]) == expected

@@ -37,6 +37,10 @@ class StandIn:
     """
 
     judge: Callable[[list[dict[str, str]]], str]
+    # Of a chat: why its reply ends, whether it takes a schema, what it says of tokens, and whether it repeats a wrong key.
+    finish_reason: Callable[[list[dict[str, str]]], str] = lambda self, messages: "stop"
+    takes_schemas, says_key = True, False
+    usage: dict[str, int] | None = {"prompt_tokens": 100, "completion_tokens": 10}
 
     def __init__(self, chat: ChatTokenizer | None, *failures: str, **settings: Any):
         self.chat, self.failures = chat, list(failures)
@@ -71,7 +75,8 @@ class Handler(BaseHTTPRequestHandler):
         if about.dead:
             self.close_connection = True
         elif about.key and self.headers.get("authorization") != f"Bearer {about.key}":
-            self.send({"error": "no such key"}, 401)
+            sent = self.headers.get("authorization") if about.says_key else "key"
+            self.send({"error": f"no such {sent}"}, 401)
         elif self.path == "/v1/chat/completions":
             self.chat(body)
         elif self.path != "/tokenize":
@@ -113,10 +118,13 @@ class Handler(BaseHTTPRequestHandler):
         with about.lock:
             about.bodies.append(body)
             failure = about.failures.pop(0) if about.failures else ""
-        text = about.judge(body["messages"])
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 100, "completion_tokens": 10}
-        self.fail_or_answer(failure, {"model": about.name, "choices": [choice], "usage": usage})
+        if "response_format" in body and not about.takes_schemas:
+            self.send({"error": "response_format is unknown"}, 400)
+            return
+        messages = body["messages"]
+        message = {"role": "assistant", "content": about.judge(messages)}
+        choice = {"index": 0, "message": message, "finish_reason": about.finish_reason(messages)}
+        self.fail_or_answer(failure, {"model": about.name, "choices": [choice], "usage": about.usage})
 
     def fail_or_answer(self, failure: str, reply: dict[str, Any]) -> None:
         match failure:

@@ -1,7 +1,9 @@
 """Scores by a judge: what it is asked, how its replies are read and kept, and what it costs."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -14,10 +16,11 @@ from snaketune.config.generation import Server
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.sampling.judge import build
-from snaketune.sampling.judges import judge_of
-from snaketune.sampling.judging import ask, question, read_score
+from snaketune.sampling.judge_models import judge_of
+from snaketune.sampling.judge_questions import ask, question, read_score
 from snaketune.sampling.tables import REPLIES, RESPONSE_SCHEMA, RESPONSES, SCORES
 from snaketune.servers import client
+from snaketune.stages.cache.row_store import RowStore
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import JudgeSpec
 from snaketune.tables import read_table, write_table
@@ -49,10 +52,10 @@ def by_length(messages: list[dict[str, str]]) -> str:
 
 
 class Judging:
-    def __init__(self, folder: Path, samples: Artifact):
+    def __init__(self, folder: Path, samples: Artifact, number: str = "0"):
         self.samples, self.rubric = samples, folder / "rubric.md"
         self.rubric.write_text("Short answers are good.")
-        self.work = WorkFolder(folder / "results/.work/judge/0")
+        self.work = WorkFolder(folder / f"results/.work/judge/{number}")
         self.work.start()
 
     def score(self, url: str, spec: JudgeSpec = SPEC, **server):
@@ -77,12 +80,12 @@ def test_scores_are_those_of_the_judge_and_are_asked_for_once(judging):
         assert scores == [min(10, len(text)) for text in TEXTS] * 3
         assert outcome.counts == {"responses": 12, "scored": 12, "without": {}, "asked_again": 0}
         usage = outcome.run["usage"]
-        # Cut and truncated answers may have been paid for.
+        # Cut and truncated answers may have been paid for, but say nothing of it.
         assert usage["requests"] == 16 and usage["prompt_tokens"] == 1200 and usage["completion_tokens"] == 120
         assert usage["cost"] == pytest.approx((1200 * 1 + 120 * 10) / 1e6)
         about.bodies.clear()
         again, same = judging.score(url)
-        assert same == scores and not about.bodies and again.run["usage"]["requests"] == 0
+        assert same == scores and not about.bodies and again.run["usage"]["requests"] == 16
         # An edit of the rubric asks again, and one of the pattern doesn't.
         other = SPEC.model_copy(update={"pattern": "Score:[* ]*([0-9])"})
         _, digits = judging.score(url, other)
@@ -126,24 +129,93 @@ def test_a_question_that_the_server_refuses_is_left_out_and_a_key_ends_the_run(j
 
 def test_limits_end_the_run_and_keep_what_is_paid(judging):
     about = StandIn(None, judge=by_length)
+    price = {"prompt": 1.0, "completion": 0.0}
     with serving(about) as url:
-        with pytest.raises(SnaketuneError, match=r"limit_requests: 5 requests were sent .* is kept"):
-            judging.score(url, limit_requests=5)
-        assert len(about.bodies) == 5
-        judging.score(url)
-        assert len(about.bodies) == 12
+        for _ in range(2):
+            # Of all attempts.
+            with pytest.raises(SnaketuneError, match=r"limit_requests: 5 requests were sent .* is kept"):
+                judging.score(url, limit_requests=5)
+            assert len(about.bodies) == 5
+        outcome, _ = judging.score(url)
+        assert len(about.bodies) == 12 and outcome.run["usage"]["requests"] == 12
         judging.rubric.write_text("Other.")
-        with pytest.raises(SnaketuneError, match=r"limit_cost: the answers of .* cost"):
-            judging.score(url, price={"prompt": 1.0, "completion": 0.0}, limit_cost=1e-9)
-        assert len(about.bodies) == 13
-        # Of 100 prompt tokens each, so that seven cost 7e-4.
-        with pytest.raises(SnaketuneError, match=r"limit_cost: .* cost 0.0007, of 0.0007"):
-            judging.score(url, price={"prompt": 1.0, "completion": 0.0}, limit_cost=7e-4)
-        assert len(about.bodies) == 20
+        # Of 100 prompt tokens each by what the server says, and at most as many as their bytes: some 500.
+        spent = 1200e-6
+        with pytest.raises(SnaketuneError, match=r"limit_cost: .* is spent at .* the next request may cost"):
+            judging.score(url, price=price, limit_cost=spent + 1100e-6)
+        paid = len(about.bodies) - 12
+        assert 0 < paid < 11 and (paid * 100 + 1200) * 1e-6 <= spent + 1100e-6
         judging.score(url)
         assert len(about.bodies) == 24
     with pytest.raises(ValueError, match="limit_cost needs price"):
         Server(url="http://localhost", model="m", limit_cost=1.0)
+
+
+def test_a_limit_of_the_cost_needs_a_server_that_reports_tokens(judging):
+    about = StandIn(None, judge=by_length, usage=None)
+    with serving(about) as url, pytest.raises(SnaketuneError, match="reports no tokens"):
+        judging.score(url, price={"prompt": 1.0, "completion": 1.0}, limit_cost=1.0)
+    assert len(about.bodies) < 12
+
+
+def test_two_jobs_with_the_same_questions_pay_once(judging, tmp_path):
+    other = Judging(tmp_path, judging.samples, "1")
+    about = StandIn(None, judge=by_length)
+    with serving(about) as url, ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda job: job.score(url)[1], (judging, other)))
+    assert found[0] == found[1] and len(about.bodies) == 12
+
+
+def test_what_was_paid_for_is_kept_or_the_job_ends(judging, monkeypatch):
+    about = StandIn(None, judge=by_length)
+    monkeypatch.setattr(RowStore, "_write", Mock(side_effect=OSError(28, "No space left on device")))
+    with serving(about) as url, pytest.raises(SnaketuneError, match=r"can't keep what a server answered: .*No space"):
+        judging.score(url)
+
+
+def test_a_key_that_a_server_repeats_is_not_printed(judging, monkeypatch, capsys):
+    monkeypatch.setenv("JUDGE_KEY", "sk-very-secret")
+    about = StandIn(None, judge=by_length, key="another", says_key=True)
+    with serving(about) as url, pytest.raises(SnaketuneError, match=r"refuses the key: .*\*\*\*") as error:
+        judging.score(url, key_variable="JUDGE_KEY")
+    assert "sk-very-secret" not in str(error.value) + capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "reply", ['{"score": ' + "1" * 400 + "}", '{"score": ' + "[" * 100_000, '{"score": 1e999}', "\ud800 fine"]
+)
+def test_odd_replies_are_unreadable(judging, reply):
+    spec = SPEC.model_copy(update={"json_reply": True})
+    about = StandIn(None, judge=lambda messages: reply if "Answer: 7" in str(messages) else '{"score": 2}')
+    with serving(about) as url:
+        _, scores = judging.score(url, spec)
+    assert scores.count(None) == 3 and scores.count(2.0) == 9
+
+
+def test_a_truncated_reply_is_asked_for_again(judging):
+    """Its number may be the beginning of a longer one."""
+    about = StandIn(None, judge=lambda messages: "Score: 1" if len(messages) == 1 else "Score: 10")
+    about.finish_reason = lambda messages: "length" if len(messages) == 1 else "stop"
+    with serving(about) as url:
+        outcome, scores = judging.score(url)
+    assert scores == [10.0] * 12 and outcome.counts["asked_again"] == 12
+
+
+def test_a_server_without_schemas_is_asked_without_one(judging):
+    about = StandIn(None, judge=lambda messages: '{"score": 3}', takes_schemas=False)
+    with serving(about) as url:
+        _, scores = judging.score(url, SPEC.model_copy(update={"json_reply": True}))
+    assert scores == [3.0] * 12
+
+
+@pytest.mark.parametrize("content", [b"", b" \n", b"\xff\xfe"])
+def test_a_rubric_is_text(judging, content):
+    judging.rubric.write_bytes(content)
+    with (
+        serving(StandIn(None, judge=by_length)) as url,
+        pytest.raises(SnaketuneError, match=r"judge.rubric: .*rubric.md"),
+    ):
+        judging.score(url)
 
 
 def test_json_replies(judging):
@@ -218,7 +290,7 @@ def test_a_model_of_the_config_replies_greedily_and_its_replies_are_kept(tmp_pat
         ids = torch.from_numpy(chat.encode_prompt(question_).astype("int64"))[None]
         out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
         new = out[0, ids.shape[1] :].tolist()
-        assert chat.decode(new[: new.index(chat.stop_ids[0])] if chat.stop_ids[0] in new else new) == reply
+        assert chat.decode(new[: new.index(chat.stop_ids[0])] if chat.stop_ids[0] in new else new) == reply.text
     assert judge.run() == {"responses_generated": 2} and judge.about()["judge"]["name"] == "transformers"
     again = judge_()
     assert again.ask(questions) == replies and again.run() == {"responses_generated": 0}

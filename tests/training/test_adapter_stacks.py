@@ -130,7 +130,7 @@ class Chain:
     def scores(self, name: str, model: Made, references: list[Artifact]) -> dict[str, Any]:
         spec = EvalSpec(
             base=model.base, trust_remote_code=False, conversations=(), preferences=("pairs",),
-            generation=Generation(max_new_tokens=2), exact_match=ExactMatch(), tasks=None, samples=0,
+            generation=Generation(max_new_tokens=2), exact_match=ExactMatch(), tasks=None, samples=0, judged=0,
         )  # fmt: skip
         work = self.work(name)
         evaluation.build(

@@ -41,6 +41,8 @@ FLOPS = 5e13
 GENERATED_PER_SECOND = 500
 # Bytes of text per row; low, so that the number of rows is rather overestimated.
 BYTES_PER_ROW = 200
+# Prompts of a sample without a limit, before they were counted: a dataset of the Hub may have any number of rows.
+MOST_PROMPTS = 20_000
 # Of a server that the config names: answers per minute, and the memory of the job that asks.
 ANSWERS_PER_MINUTE, ASKING_MB = 60, 1500
 # Stages that compute nothing but what they may ask a server for.
@@ -190,8 +192,8 @@ class Estimates:
     def _prompts(self, job: Job) -> float:
         """The number of prompts of a sample: counted, if they are there, else as many rows as there may be."""
         counted = read_json(job.manifest, {}).get("counts", {}).get("prompts")
-        rows = self._text(job) / BYTES_PER_ROW
-        return counted or min(rows, (job.spec.limit or math.inf) * len(job.spec.corpora))
+        limit = job.spec.limit * len(job.spec.corpora) if job.spec.limit else MOST_PROMPTS
+        return counted or min(self._text(job) / BYTES_PER_ROW, limit)
 
 
 def parameters_of(base: Pretrained | Scratch | None) -> float:

@@ -98,8 +98,6 @@ class Evaluation(Model):
 
     @model_validator(mode="after")
     def _has_what_is_judged(self) -> Self:
-        if self.judge and self.judge.against not in self.models:
-            raise ValueError(f"judge.against is {self.judge.against}, which isn't one of models; add it there")
         if self.judge and not self.conversations:
             raise ValueError("judge compares responses to held-out prompts of conversations; name corpora there")
         return self

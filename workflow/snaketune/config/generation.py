@@ -79,11 +79,11 @@ class Server(Model):
     price: Price | None = None
     """Prices; the cost of a job is then in its `run.json`. Requests and tokens are counted without them, too."""
     limit_requests: PositiveInt | None = None
-    """Maximum number of requests of a job, repeated ones included. Then it ends, and what was answered is kept. Default: no
-    limit."""
+    """Maximum number of requests of a job, repeated ones and all of its attempts included. Then it ends, and what was answered
+    is kept. Default: no limit."""
     limit_cost: PositiveFloat | None = None
-    """Maximum cost of a job, by `price`, except for what its last request costs more than others. Then it ends, and what was
-    answered is kept. Default: no limit."""
+    """Maximum cost of a job, by `price`. A request is sent if the most that it can cost (by the bytes of its prompt and its
+    `max_tokens`) is left; then the job ends, and what was answered is kept. Default: no limit."""
 
     @model_validator(mode="after")
     def _has_prices(self) -> Self:

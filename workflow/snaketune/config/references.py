@@ -142,7 +142,16 @@ def _check_evaluation(key: str, evaluation: Evaluation, config: Workflow, varian
     if evaluation.judge:
         judge, models = evaluation.judge, [*evaluation.every_model(variants)]
         if judge.against not in models:
-            raise SnaketuneError(f"{key}.judge.against: {judge.against} is a grid; name one of {', '.join(models)}")
+            raise SnaketuneError(
+                f"{key}.judge.against: {judge.against} isn't one of the evaluation's models ({', '.join(models)}); add it to "
+                "models, or name one of them"
+            )
+        if len(models) == 1:
+            raise SnaketuneError(
+                f"{key}.judge: there is only one model, {judge.against}, so there is nothing to compare"
+            )
+        if not any(corpora[corpus].kind == "conversations" for corpus in evaluation.conversations if corpus in corpora):
+            raise SnaketuneError(f"{key}.judge: documents have no prompts; name a corpus of kind conversations")
         if judge.model:
             _known_model(f"{key}.judge.model", judge.model, config, variants)
     for corpus in evaluation.conversations:

@@ -49,7 +49,7 @@ def build(
     """Write `win_rate.json` and `verdicts.arrow` to `work.payload`. Args: opponent: the evaluation of the other model; the rest
     as in the stage `judge`."""
     from snaketune.evaluation.comparison import compare_responses
-    from snaketune.sampling.judges import judge_of
+    from snaketune.sampling.judge_models import judge_of
 
     results = (*model, *base_layers)
     judge = judge_of(spec, work, tokenizer=tokenizer, results=results, base_files=base, operation=operation)

@@ -19,8 +19,8 @@ from snaketune.errors import SnaketuneError
 from snaketune.evaluation.win_rates import Comparison, win_rate
 from snaketune.files import write_json
 from snaketune.patterns import search_last
-from snaketune.sampling.judges import JudgeModel
-from snaketune.sampling.judging import ask, question
+from snaketune.sampling.judge_models import JudgeModel
+from snaketune.sampling.judge_questions import ask, question, read_rubric
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CompareSpec
@@ -35,7 +35,8 @@ VERDICTS = pa.schema(
 )
 FORM = 'End with a line "Verdict: A", "Verdict: B" or "Verdict: tie".'
 TASK = f"Which response is better by the rubric, A or B? Their order says nothing about them. {FORM}"
-VERDICT = r"(?i)verdict:[\s*]*(A|B|tie)\b"
+# At the end of a line: "Verdict: A is not as good as B" is none.
+VERDICT = r"(?im)verdict:[\s*\"]*(?:a\s+)?(A|B|tie)[\s*.\"]*$"
 VALUES = {"a": 1.0, "b": 0.0, "tie": 0.5}
 TIE = 0.5
 
@@ -57,7 +58,7 @@ def compare_responses(
         raise SnaketuneError(
             "the evaluations have no response to the same prompt; a judge needs eval.NAME.conversations with held-out rows"
         )
-    text = rubric.read_text(encoding="utf-8")
+    text = read_rubric(rubric)
     asked = [key for key in keys if ours[key]["response"] != theirs[key]["response"]]
     questions = [
         question(text, {"conversation": ours[key]["prompt"], "response A": first, "response B": second}, TASK)
@@ -89,7 +90,11 @@ def compare_responses(
         )
         for row in rows
     ]
-    scores = win_rate(compared) | {"equal": len(keys) - len(asked)}
+    truncated = {
+        name: _truncated([rows_of[key] for key in keys], result)
+        for name, rows_of, result in (("truncated", ours, evaluated), ("opponent_truncated", theirs, opponent))
+    }
+    scores = win_rate(compared) | truncated | {"equal": len(keys) - len(asked)}
     write_json(work.payload / "win_rate.json", scores)
     again = sum(times == 2 for _, _, times in found)
     counts = {"prompts": len(keys), "verdicts": len(found), "readable": readable, "asked_again": again}
@@ -114,6 +119,12 @@ def _first(keys: list[tuple[str, str]], most: int) -> list[tuple[str, str]]:
 def _lines(path: Path) -> list[str]:
     # Not by splitlines, which also splits at characters inside texts.
     return [line for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def _truncated(rows: list[dict[str, Any]], evaluation: Artifact) -> float:
+    """The share of responses that are as long as they may be."""
+    most = evaluation.provenance["spec"]["generation"]["max_new_tokens"]
+    return round(sum(row["tokens"] >= most for row in rows) / len(rows), 4)
 
 
 def _orders(ours: str, theirs: str) -> tuple[tuple[str, str], tuple[str, str]]:

@@ -100,7 +100,9 @@ def server_engine(
         longest: tokens of the longest prompt with its response.
     """
     if isinstance(engine, Server):
-        client = ServerClient[Request, Response](connect=connection(engine), usage=Usage(server=engine))
+        client = ServerClient[Request, Response](
+            connect=connection(engine), usage=Usage.of(engine, work.state / "usage.json")
+        )
         completions = Completions(client=client, model_name=engine.model, chat=chat, decoding=decoding)
         return ServerEngine(server=engine, completions=completions)
     python = find_vllm(environment)

@@ -1,4 +1,4 @@
-"""The `judge` stage: scores of a sample's responses by a model (`sampling.judging`)."""
+"""The `judge` stage: scores of a sample's responses by a model (`sampling.judge_questions`)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,8 +45,8 @@ def build(
 ) -> Outcome:
     """Write `scores.arrow` and `replies.arrow` to `work.payload`. Args: tokenizer: none for a server's model; base: files of a
     local base model."""
-    from snaketune.sampling.judges import judge_of
-    from snaketune.sampling.judging import score_by_judge, score_schema
+    from snaketune.sampling.judge_models import judge_of
+    from snaketune.sampling.judge_questions import score_by_judge, score_schema
 
     results = (*model, *base_layers)
     judge = judge_of(

@@ -40,6 +40,7 @@ class Message(BaseModel):
 
 class ChatChoice(BaseModel):
     message: Message
+    finish_reason: str | None = None
 
 
 class ChatReply(BaseModel):

@@ -97,10 +97,8 @@ class ResponseCache:
     def __init__(self, work: WorkFolder, engine: Engine, parts: dict[str, Any]):
         """Args: parts: of the key besides the engine, from `key_parts`."""
         self.rows = RowStore(work.root, parts | {"engine": engine.identity()})
-        # Names the rows of unfinished work, which must not be cleaned away.
-        mark = work.state / "rows" / self.rows.key
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.touch()
+        self.rows.mark(work)
+        self.rows.must_keep = engine.identity()["name"] == "server"
         self.engine = engine
         self.known: dict[bytes, Response] = {}
 

@@ -58,6 +58,7 @@ def score_by_reward_model(spec: RateSpec, work: WorkFolder, samples: Artifact, b
             "code": code_digest("snaketune.sampling.reward_model"),
         },
     )
+    store.mark(work)
     known = {digest: SCORE.unpack(row)[0] for digest, row in store.find(digests).items()}
     if known:
         print(f"{len(known)} of {len(set(digests))} scores are cached", flush=True)

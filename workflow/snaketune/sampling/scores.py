@@ -110,6 +110,7 @@ def _python(
 ) -> tuple[list[Numbers | str], list[str]]:
     """What the function returns for each response, and the key of the rows that are kept."""
     store = RowStore(work.root, {"scorer": digest_file(file), "seconds": spec.seconds})
+    store.mark(work)
     requests = [_request(response, prompt) for response, prompt in given]
     digests = [hashlib.sha256(digest_json(request).encode()).digest()[:16] for request in requests]
     known = {digest: json.loads(row) for digest, row in store.find(digests).items()}

@@ -43,6 +43,10 @@ class Damaged(Passing):
     """An answer that isn't one finished response."""
 
 
+class DamagedAnswer(SnaketuneError):
+    """An answer that was damaged each time that it was asked for."""
+
+
 @dataclass(kw_only=True)
 class ServerClient(Generic[K, V]):
     """Sends requests to a server.
@@ -93,17 +97,25 @@ class ServerClient(Generic[K, V]):
         the error is raised when their answers have been yielded."""
         waiting, running = iter(requests), dict[asyncio.Task[V], K]()
         failure: BaseException | None = None
+        interrupted = False
 
         async def group() -> list[tuple[K, V]]:
-            nonlocal failure
+            nonlocal failure, interrupted
             finished: list[tuple[K, V]] = []
             until = time.monotonic() + SECONDS_PER_GROUP
             while time.monotonic() < until:
-                while failure is None and self._may_send(len(running)) and (request := next(waiting, None)):
+                while failure is None and len(running) < self.concurrent and (request := next(waiting, None)):
                     running[asyncio.ensure_future(respond(request))] = request
                 if not running:
                     break
-                done, _ = await asyncio.wait(running, timeout=SECONDS_PER_GROUP, return_when=asyncio.FIRST_COMPLETED)
+                try:
+                    done, _ = await asyncio.wait(
+                        running, timeout=SECONDS_PER_GROUP, return_when=asyncio.FIRST_COMPLETED
+                    )
+                except asyncio.CancelledError:
+                    # Ctrl-C; what has arrived is handed on first.
+                    interrupted = True
+                    break
                 for task in done:
                     request = running.pop(task)
                     if error := task.exception():
@@ -113,22 +125,23 @@ class ServerClient(Generic[K, V]):
             return finished
 
         while True:
-            if finished := runner.run(group()):
+            finished = runner.run(group())
+            self.usage.save()
+            if finished:
                 yield finished
+            if interrupted:
+                raise KeyboardInterrupt
             if not running:
                 break
         if failure is not None:
             raise failure
-
-    def _may_send(self, running: int) -> bool:
-        return running < self.concurrent and self.usage.allows(running)
 
     async def post(self, body: dict[str, Any], path: str) -> dict[str, Any] | str:
         """The answer to a request; if the server refuses it, why."""
 
         async def send() -> dict[str, Any] | str:
             reply = await self.sent(path, body)
-            return printable(reply.text)[:300] if 400 <= reply.status_code < 500 else self.json(reply)
+            return self.said(reply) if 400 <= reply.status_code < 500 else self.json(reply)
 
         return await self.tried(send)
 
@@ -142,22 +155,31 @@ class ServerClient(Generic[K, V]):
         return await self.tried(ask)
 
     async def sent(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        self.usage.check()
-        self.usage.requests += 1
+        """The reply to a request, whose tokens are counted. Raises Passing for a failure that may pass."""
+        reserved = await self.usage.reserve(body)
         try:
             reply = await self.client.post(path, json=body)
+            if reply.status_code == 200:
+                self.usage.count(_usage_of(reply))
+        except httpx.DecodingError as error:
+            raise Damaged(f"its answer can't be decoded ({first_line(error)})") from None
         except httpx.TransportError as error:
             raise _passing(error) from None
+        finally:
+            self.usage.release(reserved)
         if reply.status_code in PASSING:
-            raise Passing(
-                f"status {reply.status_code}: {printable(reply.text)[:200]}", reply.headers.get("retry-after")
-            )
+            raise Passing(f"status {reply.status_code}: {self.said(reply)}", reply.headers.get("retry-after"))
         if reply.status_code in (401, 403):
             raise SnaketuneError(
-                f"{self.client.base_url} refuses the key: {printable(reply.text)[:200]}; name the environment variable that "
-                "holds it under operation.engine.key_variable"
+                f"{self.client.base_url} refuses the key: {self.said(reply)}; name the environment variable that holds it "
+                "under key_variable of this server"
             )
         return reply
+
+    def said(self, reply: httpx.Response) -> str:
+        """The beginning of a reply's text as it may be printed: without the key, which some servers repeat."""
+        key = self.client.headers.get("authorization", "").removeprefix("Bearer ")
+        return printable(reply.text.replace(key, "***") if key else reply.text)[:300]
 
     async def tried(self, action: Callable[[], Awaitable[T]]) -> T:
         """The result of `action`, which is repeated while it fails in a way that may pass."""
@@ -169,10 +191,15 @@ class ServerClient(Generic[K, V]):
                 before_sleep=self._say,
                 reraise=True,
             )(action)
+        except Damaged as failure:
+            raise DamagedAnswer(
+                f"{self.client.base_url} damaged an answer {DAMAGED} times, last: {failure.args[0]}; run again to resume: "
+                "finished responses are kept"
+            ) from None
         except Passing as failure:
             raise SnaketuneError(
-                f"{self.client.base_url} failed for {self._patience:g} s, or damaged an answer {DAMAGED} times, last with "
-                f"{failure.args[0]}; run again to resume: finished responses are kept"
+                f"{self.client.base_url} failed for {self._patience:g} s, last with {failure.args[0]}; run again to resume: "
+                "finished responses are kept"
             ) from None
         self._failing_since, self._answered = None, True
         return result
@@ -207,16 +234,23 @@ class ServerClient(Generic[K, V]):
         if reply.status_code != 200:
             moved = f" (to {printable(reply.headers['location'])[:200]})" if reply.is_redirect else ""
             raise SnaketuneError(
-                f"{reply.request.url} refuses a request, status {reply.status_code}{moved}: {printable(reply.text)[:300]}"
+                f"{reply.request.url} refuses a request, status {reply.status_code}{moved}: {self.said(reply)}"
             )
         try:
             value = reply.json()
-        except ValueError:
-            raise Damaged(f"it answered {printable(reply.text)[:80]!r}, which is no complete JSON") from None
+        except (ValueError, RecursionError):
+            raise Damaged(f"it answered {self.said(reply)[:80]!r}, which is no complete JSON") from None
         if not isinstance(value, dict):
-            raise Damaged(f"it answered {printable(reply.text)[:80]!r}, which is no JSON object")
-        self.usage.count(value.get("usage"))
+            raise Damaged(f"it answered {self.said(reply)[:80]!r}, which is no JSON object")
         return value
+
+
+def _usage_of(reply: httpx.Response) -> Any:
+    try:
+        value = reply.json()
+    except (ValueError, RecursionError):
+        return None
+    return value.get("usage") if isinstance(value, dict) else None
 
 
 def _wait(state: RetryCallState) -> float:
@@ -242,7 +276,7 @@ def _passing(error: httpx.TransportError) -> Exception:
     return Passing(f"{type(error).__name__}: {error}")
 
 
-def connection(server: Server) -> Callable[[], httpx.AsyncClient]:
+def connection(server: Server, where: str = "operation.engine") -> Callable[[], httpx.AsyncClient]:
     """What connects to the server of a config; SnaketuneError if the variable of its key isn't set, or holds no key.
 
     Proxies of the environment are used, but not for this machine.
@@ -252,14 +286,14 @@ def connection(server: Server) -> Callable[[], httpx.AsyncClient]:
         url = httpx.URL(server.url.rstrip("/").removesuffix("/v1"))
         local = url.host in LOCAL
     except (httpx.InvalidURL, UnicodeError) as error:
-        raise SnaketuneError(f"operation.engine.url: {server.url!r} is no address: {first_line(error)}") from None
+        raise SnaketuneError(f"{where}.url: {server.url!r} is no address: {first_line(error)}") from None
     headers = {}
     if server.key_variable:
         key = os.environ.get(server.key_variable, "").strip()
         if not key:
-            raise SnaketuneError(f"operation.engine.key_variable: the environment has no {server.key_variable}")
+            raise SnaketuneError(f"{where}.key_variable: the environment has no {server.key_variable}")
         if not (key.isascii() and key.isprintable() and " " not in key):
-            raise SnaketuneError(f"operation.engine.key_variable: what {server.key_variable} holds is no key")
+            raise SnaketuneError(f"{where}.key_variable: what {server.key_variable} holds is no key")
         headers["Authorization"] = f"Bearer {key}"
     return lambda: httpx.AsyncClient(
         base_url=url,

@@ -257,7 +257,7 @@ class JudgeModelSpec(Model):
     trust_remote_code: bool
     frozen_weights: bool  # as in `ResponsesSpec`
     max_new_tokens: int
-    batch_size: int  # as in `GenerateSpec`
+    batch_size: int  # as in `GenerateSpec`; 0 for a server
 
 
 class JudgeSpec(JudgeModelSpec):

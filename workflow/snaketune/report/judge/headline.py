@@ -10,7 +10,7 @@ from snaketune.report.data.packing_flow import pack_flows
 from snaketune.report.data.results import ResultSet, ScoredModel, logged_numbers
 from snaketune.report.data.sampled import sampled_tables, selections
 from snaketune.report.data.win_rates import judged_comparisons
-from snaketune.report.judge import data_rules, sampling_rules
+from snaketune.report.judge import data_rules, sampling_rules, win_rate_rules
 from snaketune.report.judge.findings import WARNS, ReportFinding
 from snaketune.report.judge.training_rules import preflight_findings, slow_nodes, training_findings, trainings
 from snaketune.report.judge.verdict import (
@@ -192,5 +192,5 @@ def collect_findings(
     findings += sampling_rules.sample_findings(sampled_tables(results))
     findings += sampling_rules.selection_findings(selections(results))
     findings += sampling_rules.engine_findings(results)
-    findings += sampling_rules.judge_findings(judged_comparisons(results))
+    findings += win_rate_rules.judge_findings(judged_comparisons(results))
     return sorted(findings, key=lambda finding: (finding.severity != WARNS, -finding.gain))

@@ -167,18 +167,19 @@ def lineage_verdicts(results: ResultSet, lineage: list[str]) -> list[Verdict]:
         where = " ({})" if len(both) > 1 else ""
         found = [difference for pair in both for difference in differences(*pair, where.format(pair[0].evaluation))]
         # What a judge says comes first: it is what the models are for.
-        found = [judged_difference(one) for one in judged if one.against == against and one.scores["judged"]] + found
+        of_judges = [one for one in judged if one.against == against and one.scores["judged"]]
+        found = [judged_difference(one, where.format(one.evaluation)) for one in of_judges] + found
         verdicts.append(Verdict(model=model, against=against, key=key, differences=found))
     return verdicts
 
 
-def judged_difference(comparison: JudgedComparison) -> Difference:
-    """The win rate, as a difference to that of two equal models."""
+def judged_difference(comparison: JudgedComparison, where: str) -> Difference:
+    """The win rate, as a difference to that of two equal models. Args: where: as in `differences`."""
     scores, model, against = comparison.scores, comparison.model, comparison.against
     value, bounds = scores["win_rate"], scores["win_rate_interval"]
     measure = Measure(
         path=f"compare.{comparison.result.name}.win_rate",
-        on=f"responses, by {comparison.judge}",
+        on=f"responses, by {comparison.judge}{where}",
         name="win rate",
         unit="share",
         better=1,

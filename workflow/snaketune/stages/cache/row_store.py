@@ -22,6 +22,7 @@ from snaketune.artifacts.digests import digest_json
 from snaketune.errors import SnaketuneError
 from snaketune.files import digest_file, sync
 from snaketune.stages.cache.clean import ROWS
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.tables import read_table, write_table
 
 SCHEMA = pa.schema({"digest": pa.binary(16), "value": pa.large_binary()})
@@ -35,6 +36,8 @@ class RowStore:
         self.folder = work_root / ROWS / self.key
         # Symbolic links may lead to files of others, which must not be read or written.
         self.usable = not any(path.is_symlink() for path in (self.folder, self.folder.parent))
+        # Whether a row that can't be kept ends the work, as one that was paid for.
+        self.must_keep = False
         self._added: list[Path] = []
 
     def find(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
@@ -58,11 +61,18 @@ class RowStore:
         return found
 
     def add(self, rows: dict[bytes, bytes]) -> None:
-        if not self.usable or not rows:
+        if not rows:
             return
-        # If the folder can't be written to, the rows are computed again next time.
-        with suppress(OSError):
+        if not self.usable:
+            if self.must_keep:
+                raise SnaketuneError(f"{self.folder} is a symbolic link, so it can't keep what a server answered")
+            return
+        try:
             self._write(pa.table([[*rows], [*rows.values()]], schema=SCHEMA))
+        except OSError as error:
+            # If the folder can't be written to, the rows are computed again next time.
+            if self.must_keep:
+                raise SnaketuneError(f"{self.folder} can't keep what a server answered: {error}") from None
 
     def merge(self) -> None:
         """Merge the files that this object added into one, so that a long pass leaves few files."""
@@ -73,6 +83,12 @@ class RowStore:
                 self._write(pa.concat_tables(map(read_table, parts)))
                 for path in set(parts) - set(self._added):
                     path.unlink(missing_ok=True)
+
+    def mark(self, work: WorkFolder) -> None:
+        """Name the rows of unfinished work, which must not be cleaned away."""
+        mark = work.state / "rows" / self.key
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
 
     def discard(self) -> None:
         for path in self._files():

@@ -44,7 +44,7 @@ def judge_job(
         **settings,
         server_model=judge.server.model if judge.server else None,
         max_new_tokens=judge.max_new_tokens,
-        batch_size=judge.batch_size,
+        batch_size=0 if judge.server else judge.batch_size,
     )
     operation = Execution(gpus=0 if judge.server else 1, engine=judge.engine, vllm=judge.vllm)
     return context.plan(stage, name, spec, artifacts, files=files, operation=operation)

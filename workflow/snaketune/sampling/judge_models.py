@@ -6,10 +6,10 @@ A server's reply is kept by the request that it answers, word for word, so no ed
 import hashlib
 import json
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from pydantic import ValidationError
@@ -25,32 +25,42 @@ from snaketune.progress import progress
 from snaketune.sampling.engines import resolve, response_cache
 from snaketune.sampling.replies import ChatReply
 from snaketune.sampling.responses import Request, ResponseCache, batches
-from snaketune.servers.client import Damaged, ServerClient, connection
+from snaketune.servers.client import Damaged, DamagedAnswer, ServerClient, connection
 from snaketune.servers.usage import Usage
 from snaketune.stages.cache.row_store import RowStore
 from snaketune.stages.cache.work_folders import WorkFolder
+from snaketune.stages.host.locks import locked
 from snaketune.stages.specs import JudgeModelSpec
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.template import Refused
 
 PATH = "/v1/chat/completions"
+# Statuses by which a server refuses one question.
+REFUSED = (400, 413, 422)
 # Tokens of the turns that ask for a readable reply, at most.
 REMINDER = 200
 # A question: the turns of a chat, the last one the user's.
 Question = list[dict[str, str]]
 
 
+class Answer(NamedTuple):
+    """A judge's reply, and whether it is complete."""
+
+    text: str
+    complete: bool
+
+
 class JudgeModel(Protocol):
     """What answers questions."""
 
-    def ask(self, questions: Sequence[Question]) -> list[str | None]:
-        """The replies, in the order of the questions; None where there is none, and `without` counts why."""
+    def ask(self, questions: Sequence[Question]) -> list[Answer | None]:
+        """The replies, in the order of the questions; None where there is none."""
 
     def about(self) -> dict[str, Any]:
         """For the manifest: the judge, and the keys of its kept replies."""
 
     def run(self) -> dict[str, Any]:
-        """For run.json: what was asked in this attempt."""
+        """For run.json: what was asked."""
 
 
 @dataclass(kw_only=True)
@@ -58,30 +68,24 @@ class ServerJudge:
     """A chat model of a server. Args: schema: of the JSON object that a reply is; None for text."""
 
     server: Server
-    client: ServerClient[bytes, str | None]
+    client: ServerClient[bytes, Answer | None]
     rows: RowStore
     max_new_tokens: int
     schema: dict[str, Any] | None = None
-    _refused: dict[str, int] = field(default_factory=dict)
+    _takes_schemas: bool = True
+    _said: set[str] = field(default_factory=set)
 
-    def ask(self, questions: Sequence[Question]) -> list[str | None]:
+    def ask(self, questions: Sequence[Question]) -> list[Answer | None]:
         bodies = [self._body(question) for question in questions]
         digests = [hashlib.sha256(json.dumps(body, sort_keys=True).encode()).digest()[:16] for body in bodies]
         by_digest = dict(zip(digests, bodies, strict=True))
-        known = {digest: json.loads(row) for digest, row in self.rows.find(by_digest).items()}
-        if known:
-            print(f"{len(known)} of {len(by_digest)} replies are cached", flush=True)
-        waiting = [digest for digest in by_digest if digest not in known]
-        if waiting:
-            print(f"what is judged is sent to {self.server.url}", flush=True)
-            arrived = self.client.answers(waiting, self._respond(by_digest), _nothing)
-            try:
-                for group in progress(arrived, "judging", "replies", len(waiting), len):
-                    replies = {digest: reply for digest, reply in group if reply is not None}
-                    known |= replies
-                    self.rows.add({digest: json.dumps(reply).encode() for digest, reply in replies.items()})
-            finally:
-                self.rows.merge()
+        # Of two jobs with the same questions, one asks.
+        with locked(self.rows.folder / ".lock", "the replies of this judge"):
+            known = {digest: Answer(*json.loads(row)) for digest, row in self.rows.find(by_digest).items()}
+            if known:
+                print(f"{len(known)} of {len(by_digest)} replies are cached", flush=True)
+            if waiting := [digest for digest in by_digest if digest not in known]:
+                known |= self._asked(by_digest, waiting)
         return [known.get(digest) for digest in digests]
 
     def about(self) -> dict[str, Any]:
@@ -90,22 +94,45 @@ class ServerJudge:
     def run(self) -> dict[str, Any]:
         return {"url": self.server.url, "usage": self.client.usage.about()}
 
-    def _respond(self, bodies: dict[bytes, dict[str, Any]]) -> Callable[[bytes], Awaitable[str | None]]:
-        async def respond(digest: bytes) -> str | None:
-            async def ask() -> str | None:
-                reply = await self.client.sent(PATH, bodies[digest])
-                # One question may be too long for it, or not to its liking.
-                if reply.status_code in (400, 413, 422):
-                    why = f"{self.server.url} refuses a question: {printable(reply.text)[:200]}"
-                    self._refused[why] = self._refused.get(why, 0) + 1
-                    if self._refused[why] == 1:
-                        print(why, flush=True)
-                    return None
-                return _content(self.client.json(reply))
+    def _asked(self, bodies: dict[bytes, dict[str, Any]], waiting: Sequence[bytes]) -> dict[bytes, Answer]:
+        print(f"what is judged is sent to {self.server.url}", flush=True)
+        found: dict[bytes, Answer] = {}
+        arrived = self.client.answers(waiting, lambda digest: self._respond(bodies[digest]), _nothing)
+        try:
+            for group in progress(arrived, "judging", "replies", len(waiting), len):
+                replies = {digest: answer for digest, answer in group if answer is not None}
+                found |= replies
+                self.rows.add({digest: json.dumps(answer).encode() for digest, answer in replies.items()})
+        finally:
+            self.rows.merge()
+        return found
 
+    async def _respond(self, body: dict[str, Any]) -> Answer | None:
+        """The answer; None if the server refuses this question, or damages each answer to it."""
+
+        async def ask() -> Answer | None:
+            with_schema = self._takes_schemas and self.schema is not None
+            reply = await self.client.sent(PATH, body if with_schema else _without_schema(body))
+            if reply.status_code in REFUSED and with_schema:
+                self._say(f"{self.server.url} takes no JSON schema: {self.client.said(reply)}")
+                self._takes_schemas = False
+                reply = await self.client.sent(PATH, _without_schema(body))
+            # One question may be too long for it, or not to its liking.
+            if reply.status_code in REFUSED:
+                self._say(f"{self.server.url} refuses a question: {self.client.said(reply)}")
+                return None
+            return _answer(self.client.json(reply))
+
+        try:
             return await self.client.tried(ask)
+        except DamagedAnswer as error:
+            self._say(str(error))
+            return None
 
-        return respond
+    def _say(self, why: str) -> None:
+        if why not in self._said:
+            self._said.add(why)
+            print(why, flush=True)
 
     def _body(self, question: Question) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self.server.model, "messages": question, "temperature": 0}
@@ -115,14 +142,19 @@ class ServerJudge:
         return body | {"max_tokens": self.max_new_tokens}
 
 
-def _content(value: dict[str, Any]) -> str:
+def _without_schema(body: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in body.items() if key != "response_format"}
+
+
+def _answer(value: dict[str, Any]) -> Answer:
     try:
-        text = ChatReply.model_validate(value).choices[0].message.content or ""
-        text.encode()
-    except (ValidationError, UnicodeEncodeError) as error:
+        (choice,) = ChatReply.model_validate(value).choices
+    except ValidationError as error:
         found = printable(str(value.get("choices")))[:200]
         raise Damaged(f"it answered {found}, which isn't one reply ({first_line(error)})") from None
-    return text
+    # A lone surrogate can't be written to a table.
+    text = (choice.message.content or "").encode(errors="replace").decode()
+    return Answer(text, complete=choice.finish_reason != "length")
 
 
 async def _nothing() -> None:
@@ -141,13 +173,14 @@ class ModelJudge:
     _cache: ResponseCache | None = None
     _generated: int = 0
 
-    def ask(self, questions: Sequence[Question]) -> list[str | None]:
+    def ask(self, questions: Sequence[Question]) -> list[Answer | None]:
         encoded = [self._encoded(question) for question in questions]
         wanted = batches([ids for ids in encoded if ids is not None], 1, self.batch_size)
         self._cache = self._cache or self.cache(wanted)
         generated, _ = self._cache.complete(wanted)
         self._generated += generated
-        return [None if ids is None else self._cache.known[Request(ids).digest].text for ids in encoded]
+        found = [None if ids is None else self._cache.known[Request(ids).digest] for ids in encoded]
+        return [response and Answer(response.text, complete=response.ended == "stop") for response in found]
 
     def about(self) -> dict[str, Any]:
         if self._cache is None:
@@ -181,10 +214,15 @@ def judge_of(
 ) -> JudgeModel:
     """The judge of a job. Args: results: the model's result and its base layers."""
     if isinstance(operation.engine, Server):
+        server = operation.engine
+        rows = RowStore(work.root, {"judge": "chat completions", "model": server.model})
+        rows.must_keep = True
+        rows.mark(work)
+        usage = Usage.of(server, work.state / "usage.json")
         return ServerJudge(
-            server=operation.engine,
-            client=ServerClient(connect=connection(operation.engine), usage=Usage(server=operation.engine)),
-            rows=RowStore(work.root, {"judge": "chat completions"}),
+            server=server,
+            client=ServerClient(connect=connection(server, "judge.engine"), usage=usage),
+            rows=rows,
             max_new_tokens=spec.max_new_tokens,
             schema=schema,
         )
@@ -196,7 +234,13 @@ def judge_of(
     )
     name = resolve(operation.engine, operation.vllm, compute.device.type)
 
+    config = stack.config() or stack.new_config()
+    positions = (config and positions_of(config)) or sys.maxsize
+
     def cache(wanted: list[list[Request]]) -> ResponseCache:
+        # A question that is asked again has the reply, too.
+        longest = max((len(request.prompt) for batch in wanted for request in batch), default=0)
+        longest += 2 * spec.max_new_tokens + REMINDER
         return response_cache(
             name,
             wanted,
@@ -208,12 +252,10 @@ def judge_of(
             frozen=spec.frozen_weights,
             base_files=base_files,
             operation=operation,
-            # A question that is asked again has the reply, too.
-            longest=max(len(batch[0].prompt) for batch in wanted) + 2 * spec.max_new_tokens + REMINDER if wanted else 0,
+            longest=min(longest, positions),
             work=work,
         )
 
-    config = stack.config() or stack.new_config()
     return ModelJudge(
         chat=chat,
         cache=cache,

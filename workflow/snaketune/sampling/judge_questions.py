@@ -13,14 +13,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
 from snaketune.patterns import TooSlow, search_last
-from snaketune.sampling.judges import JudgeModel, Question
+from snaketune.sampling.judge_models import Answer, JudgeModel, Question
 from snaketune.sampling.tables import PROMPTS, REPLIES, REPLY_SCHEMA, RESPONSES, SCORE_FIELDS, SCORES
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
@@ -47,28 +47,49 @@ def conversation(messages: Sequence[dict[str, str]]) -> str:
     return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
 
 
-def ask(
-    judge: JudgeModel, questions: Sequence[Question], read: Callable[[str], T | None], form: str
-) -> list[tuple[T | None, str | None, int]]:
-    """What is read of each reply, None if it can't be read; the reply; and how often it was asked for.
+class Reply(NamedTuple, Generic[T]):
+    """What is read of a judge's reply, None if it can't be read; the reply; and how often it was asked for."""
+
+    value: T | None
+    text: str | None
+    asked: int
+
+
+def ask(judge: JudgeModel, questions: Sequence[Question], read: Callable[[str], T | None], form: str) -> list[Reply[T]]:
+    """The replies to questions. One that is truncated or can't be read is asked for once more.
 
     Args:
         form: how a reply has to end, as a sentence.
     """
-    replies = judge.ask(questions)
-    values = [None if reply is None else read(reply) for reply in replies]
-    asked = [0 if reply is None else 1 for reply in replies]
-    again = [at for at, value in enumerate(values) if value is None and replies[at] is not None]
+    found = [_read(answer, read, 1) for answer in judge.ask(questions)]
+    again = [at for at, reply in enumerate(found) if reply.value is None and reply.text is not None]
     if again:
         print(f"{len(again)} of {len(questions)} replies can't be read; they are asked for once more", flush=True)
         reminder = {"role": "user", "content": AGAIN.format(form=form)}
         further = [
-            [*questions[at], {"role": "assistant", "content": replies[at] or "(nothing)"}, reminder] for at in again
+            [*questions[at], {"role": "assistant", "content": found[at].text or "(nothing)"}, reminder] for at in again
         ]
-        for at, reply in zip(again, judge.ask(further), strict=True):
-            if reply is not None:
-                replies[at], values[at], asked[at] = reply, read(reply), 2
-    return list(zip(values, replies, asked, strict=True))
+        for at, answer in zip(again, judge.ask(further), strict=True):
+            if answer is not None:
+                found[at] = _read(answer, read, 2)
+    return found
+
+
+def _read(answer: Answer | None, read: Callable[[str], T | None], asked: int) -> Reply[T]:
+    if answer is None:
+        return Reply(None, None, 0)
+    return Reply(read(answer.text) if answer.complete else None, answer.text, asked)
+
+
+def read_rubric(path: Path) -> str:
+    """The text of a rubric. SnaketuneError: it can't be read, or is empty."""
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SnaketuneError(f"judge.rubric: {path} can't be read as text in UTF-8 ({error})") from None
+    if not text:
+        raise SnaketuneError(f"judge.rubric: {path} is empty; write what a good response is")
+    return text
 
 
 def score_by_judge(spec: JudgeSpec, work: WorkFolder, samples: Artifact, rubric: Path, judge: JudgeModel) -> Outcome:
@@ -79,7 +100,7 @@ def score_by_judge(spec: JudgeSpec, work: WorkFolder, samples: Artifact, rubric:
     """
     responses = read_table(samples.file(RESPONSES)).to_pylist()
     prompts = {(row["id"], row["turn"]): row for row in read_table(samples.file(PROMPTS)).to_pylist()}
-    text, form = rubric.read_text(encoding="utf-8"), _form(spec)
+    text, form = read_rubric(rubric), _form(spec)
     questions = [
         question(
             text,
@@ -151,9 +172,9 @@ def read_score(reply: str, spec: JudgeSpec) -> float | None:
     if spec.json_reply:
         try:
             value = json.loads(reply[reply.find("{") : reply.rfind("}") + 1])["score"]
-        except (ValueError, LookupError, TypeError):
+            number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
             return None
-        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     else:
         try:
             match = search_last(spec.pattern, reply)
