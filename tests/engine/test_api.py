@@ -285,7 +285,7 @@ def test_rows_that_cannot_be_packed_are_named(tokenizer, dataset, named):
         pack_conversations(dataset, tokenizer, length=32)
 
 
-@pytest.mark.parametrize("script", ["sft", "dpo"])
+@pytest.mark.parametrize("script", [pytest.param("sft", marks=pytest.mark.slow), "dpo"])
 def test_the_examples_run_where_there_is_no_snakemake(tmp_path, folder, script):
     dataset = conversations() if script == "sft" else pairs()
     dataset.to_json(str(tmp_path / "rows.jsonl"))

@@ -106,7 +106,7 @@ def test_a_failure_that_passes_loses_nothing_and_samples_nothing_twice(chat, pro
         ("other-vocabulary", "has another vocabulary"),
         ("refused", "status 422: .*top_k is unknown"),
         ("dies", r"failed for 1.5 s, last with \w+Error.*finished responses are kept"),
-        ("filtered", r"damaged an answer 3 times, last:  .*content_filter"),
+        ("filtered", r"damaged an answer 3 times, last: .*content_filter"),
         *((name, r"damaged an answer 3 times") for name in DAMAGED_REPLIES),
     ],
 )

@@ -185,7 +185,9 @@ def parts_of(folder: Path, pack: Artifact, model: Artifact, count: int, spec: Re
     return str(folder / f"ref_pass/*-of-{count}/manifest.json")
 
 
-@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), 3, 40])
+@pytest.mark.parametrize(
+    "count", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(40, marks=pytest.mark.slow)]
+)
 def test_gathered_parts_equal_the_result_of_one_job(tmp_path, tokenizer, count):
     pack, model = pairs_in(tmp_path, tokenizer), model_in(tmp_path / "model", tokenizer)
     whole, one = reference(tmp_path / "whole", pack, model)

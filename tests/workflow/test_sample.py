@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from snaketune.tokenization.chat import ChatTokenizer
 from tests.sampling.stand_in import MODEL, StandIn, serving
 
-from .conftest import Project
+from .conftest import Project, made_once
 from .reruns import SAMPLED
 
 pytestmark = pytest.mark.workflow
@@ -49,11 +50,13 @@ def forget(project: Project) -> None:
 
 @pytest.fixture(scope="module")
 def sampled(finished, tmp_path_factory) -> Project:
-    """A project with a table of 6 prompts and 2 responses, from one part."""
-    project = finished.copy_to(tmp_path_factory.mktemp("sampled") / "project")
-    project.config["sample"] = {"tries": json.loads(json.dumps(SAMPLED))}
-    project.snakemake(MANIFEST)
-    return project
+    """A project with a table of 6 prompts and 2 responses, from one part. Tests copy it and don't change it."""
+    config = finished.config | {"sample": {"tries": json.loads(json.dumps(SAMPLED))}}
+
+    def make(folder: Path) -> None:
+        Project(finished.copy_to(folder).folder, config).snakemake(MANIFEST)
+
+    return Project(made_once(tmp_path_factory, "sampled", make), config)
 
 
 @pytest.fixture
@@ -137,7 +140,8 @@ def test_an_evaluation_with_equal_settings_finds_the_same_responses(project):
         assert row["response"] == table[row["id"]]["text"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_table_whose_part_was_killed_equals_the_undisturbed_one(project, number):
     project.config["sample"] = {"tries": MANY}
     project.snakemake(MANIFEST)

@@ -1,11 +1,12 @@
 """From responses to corpora: sample, score, select, corpus, as plain jobs; what an edit of each reruns."""
 
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from .conftest import Project
+from .conftest import Project, made_once
 from .reruns import CHECKED, SAMPLED
 
 pytestmark = pytest.mark.workflow
@@ -26,11 +27,8 @@ def calls(project: Project) -> int:
     return len(project.read("calls").splitlines())
 
 
-@pytest.fixture(scope="module")
-def scored(finished, tmp_path_factory) -> Project:
-    """A project with 6 prompts of 3 responses, which end at a space, scored by their length."""
-    project = finished.copy_to(tmp_path_factory.mktemp("scored") / "project")
-    (project.folder / "scorer.py").write_text(SCORER)
+def configured(project: Project) -> Project:
+    """The project with 6 prompts of 3 responses, which end at a space, scored by their length."""
     generation = {"temperature": 1.5, "max_new_tokens": 20, "stop": [" ", "e", "a"]}
     project.config["sample"] = {"tries": SAMPLED | {"responses": 3, "generation": generation}}
     project.config["score"] = {
@@ -43,8 +41,19 @@ def scored(finished, tmp_path_factory) -> Project:
         "own-best": {"kind": "conversations", "sources": [{"scores": "long", "rows": "best", "at_least": 1}]},
         "own-votes": {"kind": "unpaired", "sources": [{"scores": "long", "good_from": 2, "bad_to": 1}]},
     }
-    project.snakemake(*TARGETS)
     return project
+
+
+@pytest.fixture(scope="module")
+def scored(finished, tmp_path_factory) -> Project:
+    """After a run. Tests copy it and don't change it."""
+
+    def make(folder: Path) -> None:
+        project = configured(finished.copy_to(folder))
+        (folder / "scorer.py").write_text(SCORER)
+        project.snakemake(*TARGETS)
+
+    return configured(Project(made_once(tmp_path_factory, "scored", make), finished.config))
 
 
 @pytest.fixture

@@ -100,6 +100,7 @@ def wait_until_ended(project) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_killed_training_resumes_and_continues_from_its_snapshot_to_the_same_weights(project):
     """The training of the finished project, again."""
     whole, drawn = project.read(SFT), learned(project, SFT)
