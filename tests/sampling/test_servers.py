@@ -21,10 +21,13 @@ from snaketune.errors import SnaketuneError
 from snaketune.sampling.completions import Completions
 from snaketune.sampling.engines import ServerEngine, resolve
 from snaketune.sampling.generation_check import MODES
+from snaketune.sampling.judge_models import ServerJudge
 from snaketune.sampling.responses import Request, Response, batches
 from snaketune.sampling.transformers_engine import TransformersEngine
 from snaketune.sampling.vllm_engine import ServedModel, VllmEngine, adapter_rank, find_vllm
 from snaketune.servers.client import ServerClient, connection
+from snaketune.servers.usage import Usage
+from snaketune.stages.cache.row_store import RowStore
 from snaketune.tokenization.chat import ChatTokenizer
 from tests.models.conftest import CPU
 from tests.tokenization.small_tokenizers import TEXTS, train_in
@@ -124,6 +127,25 @@ def test_the_server_of_transformers_gives_the_responses_of_transformers(folder, 
     assert all(response.logp is None and response.tokens for response in found.values())
     with pytest.raises(SnaketuneError, match=r"refuses completions of 'other'.*pinned to"):
         collected(engine("other"), prompts)
+
+
+def test_the_server_of_transformers_judges(folder, chat, served, tmp_path):
+    """Its replies are those of the model, by the chat template of the model's own folder."""
+    server = Server(url=served, model=str(folder))
+    judge = ServerJudge(
+        server=server,
+        client=ServerClient(connect=connection(server), usage=Usage(server=server), patience=30),
+        rows=RowStore(tmp_path, {"judge": "test"}),
+        max_new_tokens=12,
+    )
+    questions = [[{"role": "user", "content": text}] for text in TEXTS[:3]]
+    encoded = [chat.encode_prompt(question) for question in questions]
+    responses = ours(folder, chat, encoded)
+    expected = [responses[Request(prompt).digest] for prompt in encoded]
+    replies = judge.ask(questions)
+    assert [reply.text for reply in replies] == [response.text for response in expected]
+    assert [reply.complete for reply in replies] == [response.ended == "stop" for response in expected]
+    assert judge.run()["usage"]["requests"] == 3 and judge.ask(questions) == replies
 
 
 @pytest.fixture(scope="module")
