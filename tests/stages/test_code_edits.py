@@ -13,8 +13,20 @@ from snaketune.stages.table import STAGES
 MODULES = code.Modules().files
 TRAININGS = {"calibrate", "dpo", "sft", "timing"}
 # Those that load models with adapters, or scale their positions.
-ASKING = {"judge", "compare", "rate"}
-LOADING = {*TRAININGS, *ASKING, "eval", "generate", "merge", "preflight", "prompts", "ref_logps", "ref_pass", "sample"}
+ASKING = {"judge", "compare"}
+LOADING = {
+    *TRAININGS,
+    *ASKING,
+    "rate",
+    "eval",
+    "generate",
+    "merge",
+    "preflight",
+    "prompts",
+    "ref_logps",
+    "ref_pass",
+    "sample",
+}
 OPTIMIZED = {*TRAININGS, "preflight"}
 PREFERENCES = {"calibrate", "card", "dpo", "timing"}
 # What modules that count by their definitions compute, and for which stages. The others hold values and read them.
@@ -29,10 +41,10 @@ COMPUTING = {
     "config.load": {"card"},  # what a Hub id looks like
     "config.generation": {*ASKING, "eval", "generate", "sample"},  # the decoding parameters, and what a server is
     "config.lora": LOADING
-    - {*ASKING, "eval", "generate", "prompts", "sample"},  # whether adapters take a part of the base weights
+    - {*ASKING, "rate", "eval", "generate", "prompts", "sample"},  # whether adapters take a part of the base weights
     "config.losses": PREFERENCES,  # weights of losses, what they need, thresholds
     "config.model_files": {*LOADING, "tokenizer"},  # which files of a model are loaded
-    "config.operation": {*LOADING - {"merge", "prompts"}, "bottleneck"},  # the number of processes
+    "config.operation": {*LOADING - {"merge", "prompts", "rate"}, "bottleneck"},  # the number of processes
     "config.optimizers": {*OPTIMIZED, "ref_logps", "ref_pass"},  # states of optimizers, for estimates of memory
     "engine.preference_settings": {"card"},  # what losses need
     "config.packing": {"pack"},  # the lengths of rows
@@ -200,7 +212,7 @@ def test_nothing_that_counts_is_reached_by_what_does_not_alone():
             "config.lora",
             "is not True and self",
             "is True and self",
-            LOADING - {*ASKING, "eval", "generate", "prompts", "sample"},
+            LOADING - {*ASKING, "rate", "eval", "generate", "prompts", "sample"},
         ),
         # What a key means is in the spec: defaults, descriptions, validators, and the names that are refused.
         ("config.losses", "beta: PositiveFloat = 0.1", "beta: PositiveFloat = 0.2", set()),

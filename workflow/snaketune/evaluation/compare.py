@@ -11,14 +11,16 @@ from snaketune.stages.declaration import ModelCost, Stage, any_number, exactly_o
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CompareSpec
 
+# How long the responses may be.
+GENERATED = ("spec.generation.max_new_tokens",)
 STAGE = Stage(
     module=__name__,
     spec=CompareSpec,
     payload="verdicts",
     job_name="{evaluation}/{model}",
     inputs={
-        "evaluated": exactly_one("eval"),
-        "opponent": exactly_one("eval"),
+        "evaluated": exactly_one("eval", entries=GENERATED),
+        "opponent": exactly_one("eval", entries=GENERATED),
         "tokenizer": any_number("tokenizer"),
         "model": any_number("sft", "dpo", "merge"),
         "base_layers": any_number("sft"),

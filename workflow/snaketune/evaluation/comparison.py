@@ -123,7 +123,7 @@ def _lines(path: Path) -> list[str]:
 
 def _truncated(rows: list[dict[str, Any]], evaluation: Artifact) -> float:
     """The share of responses that are as long as they may be."""
-    most = evaluation.provenance["spec"]["generation"]["max_new_tokens"]
+    most = evaluation.manifest["spec"]["generation"]["max_new_tokens"]
     return round(sum(row["tokens"] >= most for row in rows) / len(rows), 4)
 
 
