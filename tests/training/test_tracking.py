@@ -17,6 +17,8 @@ from .event_files import SPEED, points_of
 from .pipeline_runs import pack
 from .tracking_runs import EVERYTHING, STEPS
 
+# One long run of attempts, with all trackers.
+pytestmark = pytest.mark.slow
 # A key that a user may have in the environment; a tracker that isn't configured would use it.
 API_KEY = "0123456789" * 4
 TENSORBOARD = {}

@@ -86,17 +86,17 @@ def test_any_number_of_parts_gives_the_same_table_and_edits_of_how_rerun_nothing
         project.config["sample"]["tries"]["operation"] = operation
         assert project.stale(MANIFEST) == set()
     forget(project)
-    project.config["sample"]["tries"]["operation"] = {"gpus": 0, "parts": 4}
+    project.config["sample"]["tries"]["operation"] = {"gpus": 0, "parts": 2}
     project.config["sample"]["tries"]["generation"]["batch_size"] = 4
     project.snakemake(MANIFEST)
-    assert sum(generated(project, *(f"{part}-of-4" for part in (1, 2, 3, 4)))) == 12
-    four = digest(project)
+    assert sum(generated(project, *(f"{part}-of-2" for part in (1, 2)))) == 12
+    divided = digest(project)
     # With batches of another size, log-probabilities differ by rounding.
     assert [row["tokens"] for row in rows(project)] == [row["tokens"] for row in rows(sampled)]
     forget(project)
     project.config["sample"]["tries"]["operation"] = {"gpus": 0}
     project.snakemake(MANIFEST)
-    assert digest(project) == four
+    assert digest(project) == divided
 
 
 @pytest.mark.slow
