@@ -1,6 +1,9 @@
 """Scores by a judge: what it is asked, how its replies are read and kept, and what it costs."""
 
+import os
 import re
+import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
@@ -171,6 +174,19 @@ def test_what_was_paid_for_is_kept_or_the_job_ends(judging, monkeypatch):
     monkeypatch.setattr(RowStore, "_write", Mock(side_effect=OSError(28, "No space left on device")))
     with serving(about) as url, pytest.raises(SnaketuneError, match=r"can't keep what a server answered: .*No space"):
         judging.score(url)
+
+
+def test_ctrl_c_keeps_what_has_arrived(judging):
+    about = StandIn(None, *[""] * 6, *["hangs"] * 6, judge=by_length)
+    with serving(about) as url:
+        interrupt = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            judging.score(url)
+        about.failures.clear()
+        about.bodies.clear()
+        judging.score(url)
+    assert len(about.bodies) == 6
 
 
 def test_a_key_that_a_server_repeats_is_not_printed(judging, monkeypatch, capsys):

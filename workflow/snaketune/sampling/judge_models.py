@@ -239,8 +239,8 @@ def judge_of(
 
     def cache(wanted: list[list[Request]]) -> ResponseCache:
         # A question that is asked again has the reply, too.
-        longest = max((len(request.prompt) for batch in wanted for request in batch), default=0)
-        longest += 2 * spec.max_new_tokens + REMINDER
+        needed = max((len(request.prompt) for batch in wanted for request in batch), default=0)
+        needed += 2 * spec.max_new_tokens + REMINDER
         return response_cache(
             name,
             wanted,
@@ -252,14 +252,9 @@ def judge_of(
             frozen=spec.frozen_weights,
             base_files=base_files,
             operation=operation,
-            longest=min(longest, positions),
+            longest=min(needed, positions),
             work=work,
         )
 
-    return ModelJudge(
-        chat=chat,
-        cache=cache,
-        batch_size=spec.batch_size,
-        name=str(name),
-        longest=((config and positions_of(config)) or sys.maxsize) - spec.max_new_tokens,
-    )
+    longest = positions - spec.max_new_tokens
+    return ModelJudge(chat=chat, cache=cache, batch_size=spec.batch_size, name=str(name), longest=longest)
