@@ -12,7 +12,7 @@ from typing import Any
 
 from snaketune.evaluation.score_intervals import MIN_VALUES, Z, student, wilson
 
-# With fewer judged prompts, the effect of lengths can't be told from that of quality.
+# With fewer judged prompts, the effects of length and quality can't be separated.
 MIN_LENGTH_CONTROLLED = 10
 # Weight of the squared coefficients, relative to one prompt. Without it, verdicts that lengths separate have no finite fit.
 PENALTY = 0.01
