@@ -33,4 +33,3 @@ def test_a_job_that_asks_a_server_requests_neither_memory_for_a_model_nor_a_gpu(
     # Two verdicts on each of up to 100 prompts per corpus.
     corpora = len(jobs["eval/all/sft-chatty"].spec.conversations)
     assert asking.runtime == 5 + round(200 * corpora / 60)
-    assert jobs["generate/tries/1-of-2"].spec.decoding.max_new_tokens

@@ -40,7 +40,7 @@ def win_rate(comparisons: Sequence[Comparison]) -> dict[str, Any]:
 
     Returns:
         prompts: number of comparisons.
-        judged: number of prompts with two readable verdicts. All that isn't said to be of others is of these prompts.
+        judged: number of prompts with two readable verdicts. The entries below are of these prompts, unless they name others.
         one_order: number of prompts with one readable verdict.
         win_rate: mean score of the prompts, where a prompt's score is the mean of its verdicts.
         win_rate_interval: 95% interval of the win rate over prompts; None for fewer than five.

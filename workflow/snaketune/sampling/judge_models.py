@@ -114,12 +114,12 @@ class ServerJudge:
             with_schema = self._takes_schemas and self.schema is not None
             reply = await self.client.sent(PATH, body if with_schema else _without_schema(body))
             if reply.status_code in REFUSED and with_schema:
-                self._say(f"{self.server.url} takes no JSON schema: {self.client.said(reply)}")
+                self._say(f"{self.server.url} takes no JSON schema: {self.client.printable_text(reply)}")
                 self._takes_schemas = False
                 reply = await self.client.sent(PATH, _without_schema(body))
             # One question may be too long for it, or not to its liking.
             if reply.status_code in REFUSED:
-                self._say(f"{self.server.url} refuses a question: {self.client.said(reply)}")
+                self._say(f"{self.server.url} refuses a question: {self.client.printable_text(reply)}")
                 return None
             return _answer(self.client.json(reply))
 

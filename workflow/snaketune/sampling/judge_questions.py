@@ -3,8 +3,8 @@
     scores.arrow      as of the stage `score`; null where no reply could be read
     replies.arrow     id, turn, index, reply (the last one), asked (how often)
 
-A reply that can't be read is asked for once more, with a reminder of its form. What is judged stands between lines that it
-can't hold, since they are made of its digest, and is said to be no instruction.
+A reply that can't be read is asked for once more, with a reminder of its form. What is judged is delimited by lines with its
+digest, which it can't contain, and the question states that it is data.
 """
 
 import hashlib

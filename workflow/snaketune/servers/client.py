@@ -113,7 +113,7 @@ class ServerClient(Generic[K, V]):
                         running, timeout=SECONDS_PER_GROUP, return_when=asyncio.FIRST_COMPLETED
                     )
                 except asyncio.CancelledError:
-                    # Ctrl-C; what has arrived is handed on first.
+                    # Ctrl-C; answers that have arrived are yielded first.
                     interrupted = True
                     break
                 for task in done:
@@ -141,7 +141,7 @@ class ServerClient(Generic[K, V]):
 
         async def send() -> dict[str, Any] | str:
             reply = await self.sent(path, body)
-            return self.said(reply) if 400 <= reply.status_code < 500 else self.json(reply)
+            return self.printable_text(reply) if 400 <= reply.status_code < 500 else self.json(reply)
 
         return await self.tried(send)
 
@@ -168,16 +168,16 @@ class ServerClient(Generic[K, V]):
         finally:
             self.usage.release(reserved)
         if reply.status_code in PASSING:
-            raise Passing(f"status {reply.status_code}: {self.said(reply)}", reply.headers.get("retry-after"))
+            raise Passing(f"status {reply.status_code}: {self.printable_text(reply)}", reply.headers.get("retry-after"))
         if reply.status_code in (401, 403):
             raise SnaketuneError(
-                f"{self.client.base_url} refuses the key: {self.said(reply)}; name the environment variable that holds it "
-                "under key_variable of this server"
+                f"{self.client.base_url} refuses the key: {self.printable_text(reply)}; name the environment variable that "
+                "holds it under key_variable of this server"
             )
         return reply
 
-    def said(self, reply: httpx.Response) -> str:
-        """The beginning of a reply's text as it may be printed: without the key, which some servers repeat."""
+    def printable_text(self, reply: httpx.Response) -> str:
+        """The beginning of a reply's text, with the key masked, which some servers repeat."""
         key = self.client.headers.get("authorization", "").removeprefix("Bearer ")
         return printable(reply.text.replace(key, "***") if key else reply.text)[:300]
 
@@ -234,14 +234,14 @@ class ServerClient(Generic[K, V]):
         if reply.status_code != 200:
             moved = f" (to {printable(reply.headers['location'])[:200]})" if reply.is_redirect else ""
             raise SnaketuneError(
-                f"{reply.request.url} refuses a request, status {reply.status_code}{moved}: {self.said(reply)}"
+                f"{reply.request.url} refuses a request, status {reply.status_code}{moved}: {self.printable_text(reply)}"
             )
         try:
             value = reply.json()
         except (ValueError, RecursionError):
-            raise Damaged(f"it answered {self.said(reply)[:80]!r}, which is no complete JSON") from None
+            raise Damaged(f"it answered {self.printable_text(reply)[:80]!r}, which is no complete JSON") from None
         if not isinstance(value, dict):
-            raise Damaged(f"it answered {self.said(reply)[:80]!r}, which is no JSON object")
+            raise Damaged(f"it answered {self.printable_text(reply)[:80]!r}, which is no JSON object")
         return value
 
 

@@ -166,7 +166,7 @@ def lineage_verdicts(results: ResultSet, lineage: list[str]) -> list[Verdict]:
         # With several evaluations, measures are named with theirs.
         where = " ({})" if len(both) > 1 else ""
         found = [difference for pair in both for difference in differences(*pair, where.format(pair[0].evaluation))]
-        # What a judge says comes first: it is what the models are for.
+        # Win rates first: they measure whole responses.
         of_judges = [one for one in judged if one.against == against and one.scores["judged"]]
         found = [judged_difference(one, where.format(one.evaluation)) for one in of_judges] + found
         verdicts.append(Verdict(model=model, against=against, key=key, differences=found))
