@@ -110,6 +110,8 @@ class Source(Model):
     """Of scored responses: the score from which a response is labelled good."""
     bad_to: float | None = None
     """Of scored responses: the score up to which a response is labelled bad."""
+    min_rows: PositiveInt | None = None
+    """Of scored responses: number of rows below which the run stops, since too few prompts still teach anything."""
     layout: Layout = "auto"
     """Layout of the rows; `auto` detects it from the columns."""
     fields: Fields = Fields()
@@ -203,13 +205,14 @@ class Source(Model):
         return self
 
 
-# The keys of a source of scored responses, by the kind of the corpus, and those of them that select.
+# The keys of a source of scored responses, by the kind of the corpus and for all kinds, and those of them that select.
 BY_KIND = {
     "preferences": {"pairs", "margin", "per_prompt"},
     "conversations": {"rows", "at_least"},
     "unpaired": {"good_from", "bad_to"},
 }
-SELECTING = set().union(*BY_KIND.values()) - {"margin"}
+OF_ANY_KIND = {"min_rows"}
+SELECTING = set().union(OF_ANY_KIND, *BY_KIND.values()) - {"margin"}
 OF_SCORES = SELECTING | {"scores", "margin", "weight", "max_rows"}
 
 
@@ -263,7 +266,7 @@ def _check_selection(kind: str, source: Source) -> None:
         raise ValueError(f"scored responses make no rows of kind {kind}; expected {', '.join(BY_KIND)}")
     fields = Source.model_fields
     stated = {key for key in SELECTING | {"margin"} if getattr(source, key) != fields[key].default}
-    others = sorted(stated - BY_KIND[kind])
+    others = sorted(stated - BY_KIND[kind] - OF_ANY_KIND)
     if others:
         raise ValueError(f"{others[0]} doesn't select {kind}; expected {', '.join(sorted(BY_KIND[kind]))}")
     needed = {"preferences": ("pairs",), "conversations": ("rows",), "unpaired": ("good_from", "bad_to")}[kind]

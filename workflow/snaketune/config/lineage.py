@@ -23,12 +23,15 @@ def made_from(config: Workflow, node: str) -> list[str]:
             above = [f"sample.{entry.samples}", *(f"score.{summand}" for summand in entry.by.sum or ())]
             return [*above, *(_model(config, judge) if judge else ())]
         case "sample":
-            return [*_model(config, entry.model), *(f"corpora.{corpus}" for corpus in entry.prompts.corpora)]
+            prompts = entry.prompts
+            above = [*_model(config, entry.model), *(f"corpora.{corpus}" for corpus in prompts.corpora)]
+            return [*above, *(f"score.{score}" for score in prompts.scored)]
         case "merge":
             return [model.replace(":", ".", 1) for model in entry.models]
         case "sft":
             return [f"corpora.{entry.corpus}", *_model(config, f"base:{name}")]
-    return [f"corpora.{entry.corpus}", f"sft.{entry.from_}"]
+    models = [entry.start, *([entry.reference] if isinstance(entry.reference, str) else [])]
+    return [f"corpora.{entry.corpus}", *(model.replace(":", ".", 1) for model in models)]
 
 
 def _model(config: Workflow, model: str) -> list[str]:

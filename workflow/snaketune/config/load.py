@@ -15,8 +15,10 @@ from snaketune.config.base_models import Pretrained
 from snaketune.config.held_out import snapshot_name
 from snaketune.config.invalid_values import lines_of
 from snaketune.config.model_files import check_model_files
+from snaketune.config.nested import merge_keys, put_key
 from snaketune.config.overrides import apply_overrides
 from snaketune.config.references import check_publish_targets, check_references
+from snaketune.config.rounds import expand_rounds
 from snaketune.config.score_names import check_sort_by
 from snaketune.config.secrets import find_secret
 from snaketune.config.training_runs import snapshots_of
@@ -30,15 +32,13 @@ HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 RUN_SECTIONS = ("sft", "dpo")
 # Alternative keys: a run's own key replaces the inherited alternative.
 ALTERNATIVES = {"base": "use_base", "use_base": "base"}
-# Mappings that a run's own value replaces as a whole, instead of being merged with the inherited one.
-NOT_MERGED = ("loss",)
 
 
 def load(raw: dict[str, Any]) -> tuple[Workflow, Variants]:
     """Validate a config.
 
     Returns:
-        The config with grids expanded, and per section, the names of the runs that each configured name expands to.
+        The config with grids and rounds expanded, and per section, the names of the runs that each configured name expands to.
     Raises:
         SnaketuneError: the config is invalid; one line per error with key, value found and what was expected.
     """
@@ -57,6 +57,7 @@ def load(raw: dict[str, Any]) -> tuple[Workflow, Variants]:
     except ValidationError as error:
         lines = lines_of(error)
         raise SnaketuneError("the config is wrong:\n" + "\n".join(f"  {line}" for line in lines)) from None
+    config, variants = expand_rounds(config, variants)
     expanded = {name: _with_snapshots(name, getattr(config, name), variants[name]) for name in RUN_SECTIONS}
     config = config.model_copy(update=expanded)
     _check_files(config)
@@ -114,15 +115,7 @@ def _inherit(section: str, name: str, runs: dict[str, Any], children: tuple[str,
     grid = run.get("grid")
     keys = {*run, *(str(dotted).split(".")[0] for dotted in grid)} if isinstance(grid, dict) else {*run}
     inherited = {k: v for k, v in inherited.items() if k not in ("grid", "race") and ALTERNATIVES.get(k) not in keys}
-    return _merge(inherited, {k: v for k, v in run.items() if k != "extends"})
-
-
-def _merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in override.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict) and key not in NOT_MERGED
-        merged[key] = _merge(merged[key], value) if both else value
-    return merged
+    return merge_keys(inherited, {k: v for k, v in run.items() if k != "extends"})
 
 
 def _vary(key: str, name: str, run: Any) -> dict[str, Any]:
@@ -136,7 +129,7 @@ def _vary(key: str, name: str, run: Any) -> dict[str, Any]:
     for values in product(*grid.values()):
         variant, called = deepcopy({k: v for k, v in run.items() if k != "grid"}), name
         for dotted, value in zip(grid, values):
-            _set(key, variant, str(dotted), value)
+            put_key(f"{key}.grid", variant, str(dotted), value)
             shown = str(value).removeprefix("sft:")
             # A list, a section, or a text that can't be in a name, is named by its index in the grid.
             if isinstance(value, (list, dict)) or not IN_A_NAME.fullmatch(shown):
@@ -167,15 +160,6 @@ def _with_snapshots(section: str, runs: dict[str, Any], variants: dict[str, tupl
     return expanded
 
 
-def _set(key: str, run: dict[str, Any], dotted: str, value: Any) -> None:
-    *sections, leaf = dotted.split(".")
-    for section in sections:
-        run = run.setdefault(section, {})
-        if not isinstance(run, dict):
-            raise SnaketuneError(f"{key}.grid.{dotted}: {section!r} is {run!r}, which has no keys; expected a section")
-    run[leaf] = value
-
-
 def _check_files(config: Workflow) -> None:
     """Check now that every local file that the config names exists, so that no job fails for it hours later."""
     for name, corpus in config.corpora.items():
@@ -189,7 +173,7 @@ def _check_files(config: Workflow) -> None:
         if isinstance(run.base, Pretrained):
             _check_model(f"sft.{name}.base.path", run.base.path)
     for name, run in config.dpo.items():
-        if run.reference:
+        if isinstance(run.reference, Pretrained):
             _check_model(f"dpo.{name}.reference.path", run.reference.path)
     for name, tokenizer in config.tokenizers.items():
         if tokenizer.adopt:

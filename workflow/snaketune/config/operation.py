@@ -113,5 +113,7 @@ class Execution(Operation):
     """Pattern of the manifests of a job's parts, such as `results/ref_pass/x/*-of-4/manifest.json`; None if it isn't split."""
     engine: Engine = "transformers"
     """`operation.engine` of an evaluation."""
+    sampled: str = ""
+    """The model whose responses a selection reads, such as `dpo:demo`, for its messages."""
     vllm: str | None = None
     """`operation.vllm` of a sample or evaluation."""

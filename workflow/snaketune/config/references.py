@@ -28,6 +28,8 @@ def check_references(config: Workflow, variants: Variants) -> None:
     for name, run in config.sft.items():
         _check_sft(f"sft.{name}", name, run, config)
     for name, run in config.dpo.items():
+        _check_start(name, run, config, variants)
+    for name, run in config.dpo.items():
         _check_dpo(f"dpo.{name}", run, config)
     for section, runs in (("sft", config.sft), ("dpo", config.dpo)):
         for name, run_names in variants[section].items():
@@ -81,22 +83,45 @@ def _check_sft(key: str, name: str, run: Sft, config: Workflow) -> None:
         )
 
 
+def _check_start(name: str, run: Dpo, config: Workflow, variants: Variants) -> None:
+    """Raise SnaketuneError if a run that provides weights or a reference is unknown, or starts from this one."""
+    _known_model(f"dpo.{name}.from", run.start, config, variants)
+    if isinstance(run.reference, str):
+        _known_model(f"dpo.{name}.reference", run.reference, config, variants)
+    chain = [f"dpo:{name}"]
+    while chain[-1] != f"dpo:{name}" or len(chain) == 1:
+        section, _, before = chain[-1].partition(":")
+        if section == "sft" or before not in config.dpo:
+            return
+        if chain.count(chain[-1]) > 1:
+            # A circle further down, which is reported for its own runs.
+            return
+        chain.append(config.dpo[before].start)
+    raise SnaketuneError(f"dpo.{name}.from: {' → '.join(chain)} is circular; start one of them from an SFT run")
+
+
 def _check_dpo(key: str, run: Dpo, config: Workflow) -> None:
-    _known(f"{key}.from", run.from_, config.sft, "sft")
     _check_train_corpus(key, run.corpus, config, "unpaired" if run.unpaired else "preferences")
-    _check_length(key, run.packing, run.from_, config)
+    _check_length(key, run.packing, config.sft_below(run), config)
     _check_order(key, run, config)
-    if run.lora == "continued" and not config.sft[run.from_].lora:
+    adapter = config.lora_of(config.run_of(run.start))
+    if run.lora == "continued" and not adapter:
         raise SnaketuneError(
-            f"{key}.lora: `continued` trains the adapter of sft:{run.from_} further, but that run has no `lora`; set the keys "
+            f"{key}.lora: `continued` trains the adapter of {run.start} further, but that run has no `lora`; set the keys "
             "of a new adapter, or remove lora"
         )
-    adapter = config.sft[run.from_].lora
     if run.lora == "continued" and adapter and adapter.changes_base:
         raise SnaketuneError(
-            f"{key}.lora: `continued` can't train the adapter of sft:{run.from_} further, since its lora.init_lora_weights "
+            f"{key}.lora: `continued` can't train the adapter of {run.start} further, since its lora.init_lora_weights "
             f"{adapter.init_lora_weights} changed the base weights; set the keys of a new adapter"
         )
+    if isinstance(run.reference, str):
+        of_reference = config.tokenizer_of(config.run_of(run.reference))
+        if of_reference != (tokenizer := config.tokenizer_of(run)):
+            raise SnaketuneError(
+                f"{key}.reference: {run.reference} has the tokenizer {of_reference!r}, and this run has {tokenizer!r}; name a "
+                "run with the same tokenizer"
+            )
     _check_training(f"{key}.training", run.training)
     _check_selection(f"{key}.training", run, config)
 
@@ -105,7 +130,7 @@ def sft_of(config: Workflow, kind: str, name: str) -> str:
     """The SFT run that a model is, starts from or, if it is merged, of which its first model is."""
     if kind == "merge":
         kind, name = next(iter(config.merge[name].models)).split(":")
-    return config.dpo[name].from_ if kind == "dpo" else name
+    return config.sft_below(config.dpo[name]) if kind == "dpo" else name
 
 
 def _check_merge(key: str, merge: Merge, config: Workflow) -> None:
@@ -128,7 +153,7 @@ def _check_doctor(config: Workflow) -> None:
         for of, unchanged in runs.items():
             for name, run in config.doctor.variants(unchanged).items() if config.doctor.examines(section, of) else ():
                 key = f"doctor.changes.{name}"
-                _check_length(key, run.packing, of if isinstance(run, Sft) else run.from_, config)
+                _check_length(key, run.packing, of if isinstance(run, Sft) else config.sft_below(run), config)
                 _check_training(f"{key}.training", run.training)
 
 
@@ -177,6 +202,10 @@ def _check_evaluation(key: str, evaluation: Evaluation, config: Workflow, varian
 
 def _check_sample(key: str, sample: Sample, config: Workflow, variants: Variants) -> None:
     _known_model(f"{key}.model", sample.model, config, variants)
+    for score in sample.prompts.scored:
+        _known(f"{key}.prompts.scored", score, config.score, "score")
+    if circle := cycle_of(config, key):
+        raise SnaketuneError(f"{key}: is made from itself: {' → '.join(circle)}; name scores of earlier samples")
     for corpus in sample.prompts.corpora:
         _check_corpus(f"{key}.prompts.corpora", corpus, config, "conversations", "preferences", "unpaired")
         if sample.prompts.split == "held_out":
@@ -234,9 +263,7 @@ def _check_published_model(key: str, entry: Push | Gguf, config: Workflow, varia
         raise SnaketuneError(f"{key}: {_no_such_run(kind, name, config, variants)}")
     if kind == "merge":
         return
-    lora = runs[name].lora
-    if lora == "continued":
-        lora = config.sft[runs[name].from_].lora
+    lora = config.lora_of(runs[name])
     if isinstance(entry, Gguf) and lora and not lora.merge:
         raise SnaketuneError(
             f"{key}: {entry.model} is an adapter alone (lora.merge: false), and a GGUF file needs full weights; set "

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from snaketune.config.base import Model, ModelReference, Name, PositiveInt
+from snaketune.config.base import Fraction, Model, ModelReference, Name, PositiveInt
 from snaketune.config.evaluations import ListedOnce
 from snaketune.config.generation import EngineChoice, Generation
 
@@ -22,6 +22,14 @@ class Prompts(Model):
     """`last` makes one prompt of a conversation, up to its last assistant turn; `all` makes one for each assistant turn."""
     longest: PositiveInt | None = None
     """Leaves out prompts with more tokens; they are counted. Default: a prompt that doesn't fit into the model ends the run."""
+    skip: Annotated[int, Field(ge=0)] = 0
+    """Number of rows per corpus that come last instead of first, so that `limit` takes them only where the others don't
+    suffice: those that an earlier sample took."""
+    scored: Annotated[tuple[Name, ...], ListedOnce] = ()
+    """Entries of `score:` of earlier samples, the last one last, by which prompts are known to be settled; see `settled`."""
+    settled: Fraction = 1.0
+    """Share that is sampled again of the rows whose responses in `scored` all had one score: always right, or always wrong.
+    They teach nothing where responses are compared; 0 leaves them out."""
 
 
 class SampleOperation(EngineChoice):
@@ -41,11 +49,9 @@ class SampleOperation(EngineChoice):
         return self
 
 
-class Sample(Model):
-    """Responses of a model to prompts, several per prompt, as a table."""
+class Responses(Model):
+    """Responses to prompts, several per prompt."""
 
-    model: ModelReference
-    """Model: `base:NAME` (the initial weights of the SFT run NAME), `sft:NAME`, `dpo:NAME` or `merge:NAME`."""
     prompts: Prompts
     responses: PositiveInt = 1
     """Responses per prompt. A higher number computes only those that are missing."""
@@ -59,4 +65,20 @@ class Sample(Model):
                 f"responses is {self.responses}, but with temperature 0 all of them would be the same; raise "
                 "generation.temperature"
             )
+        return self
+
+
+class Sample(Responses):
+    """Responses of a model to prompts, several per prompt, as a table."""
+
+    model: ModelReference
+    """Model: `base:NAME` (the initial weights of the SFT run NAME), `sft:NAME`, `dpo:NAME` or `merge:NAME`."""
+
+    @model_validator(mode="after")
+    def _knows_settled(self) -> Self:
+        scored, settled = self.prompts.scored, self.prompts.settled
+        if settled < 1 and not scored:
+            raise ValueError("prompts.settled leaves out prompts by their scores; name entries of `score:` under scored")
+        if scored and settled == 1:
+            raise ValueError(f"prompts.scored has no effect with settled: 1; lower settled, or remove {scored[0]}")
         return self

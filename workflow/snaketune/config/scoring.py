@@ -57,9 +57,14 @@ class ScoredBy(Model):
         return self
 
 
-class Score(Model):
+class Scoring(Model):
+    """How responses are scored."""
+
+    by: ScoredBy
+
+
+class Score(Scoring):
     """Numbers for the responses of a sample, as a table."""
 
     samples: Name
     """Entry of `sample:`."""
-    by: ScoredBy

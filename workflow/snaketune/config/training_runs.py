@@ -20,11 +20,15 @@ from snaketune.config.optimizers import (
     checked_options,
 )
 from snaketune.config.packing import Packing
+from snaketune.config.round_keys import RoundPairs, RoundRows, Rounds, check_round_keys
+from snaketune.config.sampling import Responses
+from snaketune.config.scoring import Scoring
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["auto", "float32", "bfloat16"]
 SaveDtype = Literal["auto", "bfloat16", "float32"]
 SftLoss = Literal["nll", "dft"]
+TrainedModel = Annotated[str, Field(pattern=f"^(sft|dpo):{NAME_PATTERN}$")]
 License = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$", max_length=60)]
 
 
@@ -139,17 +143,34 @@ class Sft(Model):
     license: License | None = None
     """License of the model for model cards, by its Hub identifier, such as `apache-2.0`. Runs that start from this one inherit
     it unless they set their own."""
+    rounds: Rounds | None = None
+    """Trains in rounds on the model's own responses: each round samples the model so far, scores its responses, and trains on
+    the right ones of all rounds so far, and on `corpus`. A number of rounds, or a list with the keys that each round changes:
+    `[{}, {training.learning_rate: 1.0e-5}]`."""
+    sample: Responses | None = None
+    """Of rounds: the prompts and how they are sampled, with the keys of `sample:`. A round takes prompts that earlier rounds
+    didn't take, as far as they last."""
+    score: Scoring | None = None
+    """Of rounds: what responses are worth, with the keys of `score:`."""
+    rows: RoundRows | None = None
+    """Of rounds: which responses become rows."""
 
     @property
     def continues(self) -> str | None:
         """Name of the SFT run whose result provides the initial weights; None if there is a `base`."""
         return self.use_base and self.use_base.removeprefix("sft:")
 
+    @property
+    def start(self) -> str | None:
+        """`sft:NAME` of the run whose result provides the initial weights; None if there is a `base`."""
+        return self.use_base
+
     @model_validator(mode="after")
     def _compatible(self) -> Self:
         if (self.base is None) == (self.use_base is None):
             found = "neither" if self.base is None else "both"
             raise ValueError(f"expected either `base` or `use_base: sft:NAME` as the initial weights; found {found}")
+        check_round_keys(self, ("sample", "score", "rows"), ())
         if self.lora and isinstance(self.base, Scratch):
             raise ValueError("lora adapts a pretrained model; a model from scratch is trained in full")
         if self.packing.strategy == "none" and self.lora and self.lora.init_lora_weights == "eva":
@@ -177,27 +198,57 @@ class ReferencePass(Model):
 
 
 class Dpo(PreferenceLoss):
-    """Preference optimization with DPO (Rafailov et al., 2023) or a related loss. The result of an SFT run provides the initial
+    """Preference optimization with DPO (Rafailov et al., 2023) or a related loss. The result of another run provides the initial
     weights and, if the loss needs one, the reference."""
 
-    from_: Annotated[Name, Field(alias="from")]
-    """SFT run whose result provides the initial weights, and is the reference unless `reference` is set."""
-    reference: Pretrained | None = None
-    """Another reference model, with the same vocabulary."""
+    from_: Annotated[str, Field(alias="from", pattern=f"^(dpo:)?{NAME_PATTERN}$", max_length=84)]
+    """SFT run whose result provides the initial weights, and is the reference unless `reference` is set; or `dpo:NAME`, another
+    run of this section."""
+    reference: Pretrained | TrainedModel | Literal["start", "previous"] | None = None
+    """Another reference model: `sft:NAME`, `dpo:NAME`, or `{path: ...}` of a pretrained one with the same vocabulary. Of
+    rounds: `previous`, the model of the round before (the default), or `start`, the model that the first round starts from."""
     reference_pass: ReferencePass = ReferencePass()
-    corpus: Name
-    """Corpus to train on, of kind `preferences`; for `kto` and `apo_zero_unpaired`, of kind `unpaired`."""
+    corpus: Name | Literal[""] = ""
+    """Corpus to train on, of kind `preferences`; for `kto` and `apo_zero_unpaired`, of kind `unpaired`. Required, except with
+    `rounds`, which make their own."""
     packing: Packing = Packing()
     training: Training
     race: Race | None = None
     lora: LoraOrContinued | None = None
-    """Adapter settings, or `continued` to train the adapter of the SFT run further, without dropout; its `lora.merge` then also
+    """Adapter settings, or `continued` to train the adapter of the run before further, without dropout; its `lora.merge` then also
     applies to this run's result."""
     quantization: Quantization | None = None
     operation: Operation = Operation()
+    rounds: Rounds | None = None
+    """Trains in rounds on pairs of the model's own responses: each round samples the model so far, scores its responses, makes
+    pairs of them, and trains on these. A number of rounds, or a list with the keys that each round changes:
+    `[{}, {beta: 0.05}]`."""
+    sample: Responses | None = None
+    """Of rounds: as in `sft:`."""
+    score: Scoring | None = None
+    """Of rounds: what responses are worth, with the keys of `score:`."""
+    pairs: RoundPairs | None = None
+    """Of rounds: which responses become pairs."""
+    mix: dict[Name, Annotated[float, Field(gt=0, le=100)]] = {}
+    """Of rounds: other corpora of preferences that each round also trains on, by how often each of their rows is used, such as
+    `{votes: 0.2}`."""
+
+    @property
+    def start(self) -> str:
+        """`sft:NAME` or `dpo:NAME` of the run whose result provides the initial weights."""
+        return self.from_ if ":" in self.from_ else f"sft:{self.from_}"
 
     @model_validator(mode="after")
     def _compatible(self) -> Self:
+        check_round_keys(self, ("sample", "score", "pairs"), ("mix",))
+        if not self.corpus and not self.rounds:
+            raise ValueError("corpus is missing: name a corpus of preferences")
+        if self.corpus and self.rounds:
+            raise ValueError(
+                f"rounds make their own pairs; name {self.corpus} under mix, so that they are trained on beside it, or remove it"
+            )
+        if self.reference in ("start", "previous") and not self.rounds:
+            raise ValueError(f"reference {self.reference} belongs to rounds; name a model, or set rounds")
         if not self.needs_reference and (self.reference or self.reference_pass != ReferencePass()):
             raise ValueError(
                 f"loss {self.loss} has no reference, so `reference` and `reference_pass` have no effect; remove them"

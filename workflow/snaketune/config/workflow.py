@@ -8,13 +8,13 @@ from snaketune.config.base import NAME_PATTERN, Model, Name, PositiveFloat, Revi
 from snaketune.config.corpus_sources import Corpus
 from snaketune.config.doctor import Doctor
 from snaketune.config.evaluations import Evaluation, Report
+from snaketune.config.lora import Lora
 from snaketune.config.sampling import Sample
 from snaketune.config.scoring import Score
 from snaketune.config.tokenizers import Tokenizer
 from snaketune.config.tracking import Tracking
-from snaketune.config.training_runs import Dpo, Sft
+from snaketune.config.training_runs import Dpo, Sft, TrainedModel
 
-TrainedModel = Annotated[str, Field(pattern=f"^(sft|dpo):{NAME_PATTERN}$")]
 # The Hub's rules: letters, digits, `-`, `_` and `.`; the last three neither repeated nor at an end.
 HUB_NAME = r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*"
 
@@ -82,4 +82,18 @@ class Workflow(Model):
     when versions of its libraries change."""
 
     def tokenizer_of(self, run: Sft | Dpo) -> str:
-        return (run if isinstance(run, Sft) else self.sft[run.from_]).tokenizer
+        return (self.sft[self.sft_below(run)] if isinstance(run, Dpo) else run).tokenizer
+
+    def run_of(self, model: str) -> Sft | Dpo:
+        """The run of `sft:NAME` or `dpo:NAME`."""
+        section, _, name = model.partition(":")
+        return self.dpo[name] if section == "dpo" else self.sft[name]
+
+    def lora_of(self, run: Sft | Dpo) -> Lora | None:
+        """The adapter settings of a run; those of the run before if it continues that one's adapter."""
+        return self.lora_of(self.run_of(run.start)) if run.start and run.lora == "continued" else run.lora
+
+    def sft_below(self, run: Dpo) -> str:
+        """Name of the SFT run that a DPO run starts from, directly or by way of other DPO runs."""
+        section, _, name = run.start.partition(":")
+        return name if section == "sft" else self.sft_below(self.dpo[name])

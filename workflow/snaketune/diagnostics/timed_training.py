@@ -50,6 +50,7 @@ def time_training(
     tokenizer: Artifact,
     model: Sequence[Artifact],
     ref_logps: Sequence[Artifact],
+    reference: Sequence[Artifact],
 ) -> Outcome:
     """Fill `work.payload` with `measured.json`. Args: model: the results that the run starts from, if any."""
     for result in (tokenizer, *model):
@@ -58,7 +59,7 @@ def time_training(
     if isinstance(spec.run, SftSpec):
         training = prepare_sft(run, pack, tokenizer, model)
     else:
-        training = prepare_dpo(run, model, pack, *ref_logps)
+        training = prepare_dpo(run, model, pack, *ref_logps, reference=reference)
     check = examine_machine(training)
     if small := [finding.problem for finding in check.findings if finding.certain and finding.key == "training"]:
         # Too little memory is a measurement, like running out of it.

@@ -29,9 +29,10 @@ STAGE = Stage(
     inputs={
         "pack": exactly_one("pack"),
         "tokenizer": exactly_one("tokenizer"),
-        "model": any_number("sft"),
-        "base_layers": any_number("sft"),
+        "model": any_number("sft", "dpo"),
+        "base_layers": any_number("sft", "dpo"),
         "ref_logps": any_number("ref_logps"),
+        "reference": any_number("sft", "dpo"),
     },
     files=("base",),
     libraries=libraries.of_calibration,
@@ -53,12 +54,13 @@ def build(
     model: Sequence[Artifact] = (),
     base_layers: Sequence[Artifact] = (),
     ref_logps: Sequence[Artifact] = (),
+    reference: Sequence[Artifact] = (),
     tracked: "TrackedRun | None" = None,
 ) -> Outcome:
     """Fill `work.payload` with `measured.json`. Args: tracked: not used, as timings aren't tracked."""
     from snaketune.diagnostics.timed_training import time_training
 
-    return time_training(spec, work, operation, pack, tokenizer, (*model, *base_layers), ref_logps)
+    return time_training(spec, work, operation, pack, tokenizer, (*model, *base_layers), ref_logps, reference)
 
 
 def launch(job: "LoadedJob", work: WorkFolder) -> Outcome:

@@ -23,7 +23,7 @@ STAGE = Stage(
         "opponent": exactly_one("eval", entries=GENERATED),
         "tokenizer": any_number("tokenizer"),
         "model": any_number("sft", "dpo", "merge"),
-        "base_layers": any_number("sft"),
+        "base_layers": any_number("sft", "dpo"),
     },
     files=("rubric", "base"),
     libraries=libraries.of_responses,

@@ -19,7 +19,7 @@ STAGE = Stage(
     inputs={
         "tokenizer": exactly_one("tokenizer"),
         "model": any_number("sft", "dpo", "merge"),
-        "base_layers": any_number("sft"),
+        "base_layers": any_number("sft", "dpo"),
         "corpora": any_number("corpus"),
         "packs": any_number("pack"),
         "ref_logps": any_number("ref_logps", entries=("dtype", "kernel", "spec.frozen_weights", "spec.quantization")),

@@ -20,7 +20,7 @@ STAGE = Stage(
         "prompts": exactly_one("prompts"),
         "tokenizer": exactly_one("tokenizer"),
         "model": any_number("sft", "dpo", "merge"),
-        "base_layers": any_number("sft"),
+        "base_layers": any_number("sft", "dpo"),
     },
     files=("base",),
     libraries=libraries.of_responses,

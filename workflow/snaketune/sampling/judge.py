@@ -19,7 +19,7 @@ STAGE = Stage(
         "samples": exactly_one("sample"),
         "tokenizer": any_number("tokenizer"),
         "model": any_number("sft", "dpo", "merge"),
-        "base_layers": any_number("sft"),
+        "base_layers": any_number("sft", "dpo"),
     },
     files=("rubric", "base"),
     libraries=libraries.of_responses,

@@ -1,8 +1,14 @@
-"""Choose and encode prompts: the work of the `prompts` stage. `sampling.tables` lists the columns."""
+"""Choose and encode prompts: the work of the `prompts` stage. `sampling.tables` lists the columns.
 
+Rows are taken by id, which is a digest, so that is a random order. `skip` moves the first rows to the end, for a sample after
+one that has taken them. A row is settled if, in the last of the earlier samples that has it, all responses have one score:
+comparing them teaches nothing. Of settled rows, a share is chosen by their ids.
+"""
+
+import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +20,7 @@ from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.errors import SnaketuneError
 from snaketune.progress import progress
 from snaketune.sampling.responses import Request
-from snaketune.sampling.tables import OF_ROW, PROMPT_SCHEMA, PROMPTS
+from snaketune.sampling.tables import OF_ROW, PROMPT_SCHEMA, PROMPTS, SCORES
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import PromptsSpec
@@ -25,9 +31,17 @@ from snaketune.tokenization.template import Refused
 SHOWN = 3
 
 
-def write_prompts(spec: PromptsSpec, work: WorkFolder, corpora: list[Artifact], tokenizer: Artifact) -> Outcome:
+def write_prompts(
+    spec: PromptsSpec,
+    work: WorkFolder,
+    corpora: list[Artifact],
+    tokenizer: Artifact,
+    scores: Sequence[Artifact] = (),
+) -> Outcome:
     """Write `prompts.arrow`.
 
+    Args:
+        scores: of earlier samples; see `_settled`.
     Raises:
         SnaketuneError: there is no prompt, or one doesn't fit into the model with its response.
     """
@@ -38,9 +52,15 @@ def write_prompts(spec: PromptsSpec, work: WorkFolder, corpora: list[Artifact], 
     positions = _positions(spec)
     left_out: Counter[str] = Counter()
     prompts: list[dict[str, Any]] = []
-    chosen = [
-        prompt for name, corpus in zip(spec.corpora, corpora, strict=True) for prompt in _prompts(name, corpus, spec)
-    ]
+    settled = _settled(scores)
+    chosen: list[dict[str, Any]] = []
+    for name, corpus in zip(spec.corpora, corpora, strict=True):
+        table = read_table(corpus.file(f"{spec.split}.arrow"))
+        rows = _order(table["id"].to_pylist(), spec.skip)
+        taught = [row for row in rows if not _is_dropped(table["id"][row].as_py(), settled, spec.settled)]
+        if dropped := len(rows) - len(taught):
+            left_out["settled"] += dropped
+        chosen += _prompts(name, table.take(taught[: spec.limit]), spec)
     for prompt in progress(chosen, "encoding", "prompts", len(chosen)):
         variables = json.loads(prompt["template_variables"] or "{}") | spec.template_variables
         prompt["template_variables"] = json.dumps(variables) if variables else None
@@ -83,12 +103,42 @@ def _positions(spec: PromptsSpec) -> int | None:
     return positions_of(read_config(spec.base)) if isinstance(spec.base, Pretrained) else None
 
 
-def _prompts(name: str, corpus: Artifact, spec: PromptsSpec) -> Iterator[dict[str, Any]]:
-    """The prompts of a corpus' rows, by id."""
-    table = read_table(corpus.file(f"{spec.split}.arrow"))
-    # Ids are digests of the rows.
-    order = pc.sort_indices(table["id"])
-    for row in table.take(order[: spec.limit] if spec.limit else order).to_pylist():
+def _order(ids: list[str], skip: int) -> list[int]:
+    """The rows by id, the first `skip` last; where these are all rows, it starts again.
+
+    >>> _order(["c", "a", "b"], 0), _order(["c", "a", "b"], 1), _order(["c", "a", "b"], 4)
+    ([1, 2, 0], [2, 0, 1], [2, 0, 1])
+    """
+    rows = sorted(range(len(ids)), key=ids.__getitem__)
+    first = skip % len(rows) if rows else 0
+    return rows[first:] + rows[:first]
+
+
+def _settled(scores: Sequence[Artifact]) -> dict[str, bool]:
+    """By id, whether all responses to a row have one score in the last sample that has several scores of it."""
+    known: dict[str, bool] = {}
+    for artifact in scores:
+        values: dict[tuple[str, int], list[float]] = {}
+        for row in read_table(artifact.file(SCORES)).select(["id", "turn", "score"]).to_pylist():
+            if row["score"] is not None:
+                values.setdefault((row["id"], row["turn"]), []).append(row["score"])
+        of_row: dict[str, bool] = {}
+        for (id, _), found in values.items():
+            if len(found) > 1:
+                of_row[id] = of_row.get(id, True) and len(set(found)) == 1
+        known |= of_row
+    return known
+
+
+def _is_dropped(id: str, settled: dict[str, bool], share: float) -> bool:
+    """Whether a row is settled, and not among the share of those that are sampled again."""
+    # Not by the id's own digits: rows are taken in the order of these.
+    return settled.get(id, False) and int.from_bytes(hashlib.sha256(id.encode()).digest()[:4]) >= share * 2**32
+
+
+def _prompts(name: str, table: pa.Table, spec: PromptsSpec) -> Iterator[dict[str, Any]]:
+    """The prompts of rows of a corpus."""
+    for row in table.to_pylist():
         turns = [{"role": turn["role"], "content": turn["content"]} for turn in _turns(row)]
         ends = [number for number, turn in enumerate(turns) if turn["role"] == "assistant"]
         last = len(turns) - 1 if "messages" in row else len(row["prompt"])

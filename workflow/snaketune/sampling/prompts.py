@@ -1,5 +1,6 @@
 """The `prompts` stage: the prompts of a sample, encoded (`sampling.prompt_rows`)."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact
@@ -13,7 +14,11 @@ STAGE = Stage(
     module=__name__,
     spec=PromptsSpec,
     payload="rows",
-    inputs={"corpora": any_number("corpus"), "tokenizer": exactly_one("tokenizer")},
+    inputs={
+        "corpora": any_number("corpus"),
+        "tokenizer": exactly_one("tokenizer"),
+        "scores": any_number("score", "judge", "rate"),
+    },
     files=("base",),
     libraries=libraries.always("tokenizers"),
     cost=Cost(mb=1500, mb_per_gb=6000, minutes=5, minutes_per_gb=30, disk_per_text=2.0),
@@ -22,9 +27,20 @@ STAGE = Stage(
 
 
 def build(
-    spec: PromptsSpec, work: WorkFolder, *, corpora: list[Artifact], tokenizer: Artifact, base: list[Path]
+    spec: PromptsSpec,
+    work: WorkFolder,
+    *,
+    corpora: list[Artifact],
+    tokenizer: Artifact,
+    base: list[Path],
+    scores: Sequence[Artifact] = (),
 ) -> Outcome:
-    """Write `prompts.arrow` to `work.payload`. Args: base: config.json of a local base model, which `spec.base` names."""
+    """Write `prompts.arrow` to `work.payload`.
+
+    Args:
+        base: config.json of a local base model, which `spec.base` names.
+        scores: of earlier samples, by which prompts are settled; the last one last.
+    """
     from snaketune.sampling.prompt_rows import write_prompts
 
-    return write_prompts(spec, work, corpora, tokenizer)
+    return write_prompts(spec, work, corpora, tokenizer, scores)

@@ -41,11 +41,15 @@ class Candidate:
     index: int
 
 
-def write_selection(spec: SelectSpec, work: WorkFolder, samples: Artifact, scores: Artifact) -> Outcome:
+def write_selection(
+    spec: SelectSpec, work: WorkFolder, samples: Artifact, scores: Artifact, sampled: str = ""
+) -> Outcome:
     """Write `selected.jsonl`.
 
+    Args:
+        sampled: the model whose responses they are, such as `dpo:demo`.
     Raises:
-        SnaketuneError: nothing is selected.
+        SnaketuneError: nothing is selected, or less than the spec wants.
     """
     responses, scored = read_table(samples.file(RESPONSES)), read_table(scores.file(SCORES))
     if scored.select(["id", "turn", "index"]) != responses.select(["id", "turn", "index"]):
@@ -68,9 +72,14 @@ def write_selection(spec: SelectSpec, work: WorkFolder, samples: Artifact, score
                 made += 1
                 for name, candidate in parts.items():
                     lengths.setdefault(name, []).append(candidate.length)
+    why = ", ".join(f"{reason}: {count}" for reason, count in prompts_without.most_common())
     if not made:
-        why = ", ".join(f"{reason}: {count}" for reason, count in prompts_without.most_common())
         raise SnaketuneError(f"no prompt gives a row ({why}); {_advice(spec)}")
+    if made < (spec.min_rows or 0):
+        raise SnaketuneError(
+            f"{len(of_prompt)} prompts give {made} rows, fewer than min_rows: {spec.min_rows} (prompts without: {why}). The "
+            f"last model is {sampled}, which was sampled: to end with it, set rounds to those before; or {_advice(spec)}"
+        )
     counts = {
         "prompts": len(of_prompt),
         "rows": made,

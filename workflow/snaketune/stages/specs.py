@@ -107,8 +107,9 @@ class DpoSpec(PreferenceLoss):
     lora: Lora | None
     quantization: Quantization | None
     base: Pretrained | None = None  # the base layers, as in `RefLogpsSpec`
-    continued: bool = False  # whether `lora` is that of the SFT run, whose adapter is trained further
-    reference: Pretrained | None = None  # the reference, if it isn't the model that the run starts from
+    continued: bool = False  # whether `lora` is that of the run before, whose adapter is trained further
+    # The reference, if it isn't the model that the run starts from: a model from outside, or another result.
+    reference: Pretrained | Literal["result"] | None = None
     trust_remote_code: bool
 
 
@@ -200,7 +201,7 @@ class BottleneckSpec(Model):
 
 
 class PromptsSpec(Model):
-    """The prompts of a sample, and what they must fit into."""
+    """The prompts of a sample, and what they must fit into; see `config.sampling.Prompts`."""
 
     corpora: tuple[str, ...]
     split: Literal["train", "held_out"]
@@ -210,6 +211,8 @@ class PromptsSpec(Model):
     template_variables: dict[str, Any]
     base: Pretrained | Scratch  # the model below the sampled one, which has as many positions
     new_tokens: int
+    skip: int = 0
+    settled: float = 1.0  # by the job's scores
 
 
 class ResponsesSpec(Model):
@@ -291,6 +294,7 @@ class SelectSpec(Model):
     at_least: float | None
     good_from: float | None
     bad_to: float | None
+    min_rows: int | None = None
 
 
 class EvalSpec(Model):

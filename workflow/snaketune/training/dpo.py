@@ -25,10 +25,11 @@ STAGE = Stage(
     spec=DpoSpec,
     payload="model",
     inputs={
-        "model": exactly_one("sft"),
+        "model": exactly_one("sft", "dpo"),
         "pack": exactly_one("pack"),
-        "base_layers": any_number("sft"),
+        "base_layers": any_number("sft", "dpo"),
         "ref_logps": any_number("ref_logps"),
+        "reference": any_number("sft", "dpo"),
     },
     files=("base",),
     libraries=libraries.of_training,
@@ -49,6 +50,7 @@ def build(
     pack: Artifact,
     ref_logps: Sequence[Artifact] = (),
     base_layers: Sequence[Artifact] = (),
+    reference: Sequence[Artifact] = (),
     base: Sequence[Path] = (),
     tracked: "TrackedRun | None" = None,
 ) -> Outcome:
@@ -57,6 +59,7 @@ def build(
     Args:
         ref_logps: one artifact, or none for a loss without a reference.
         base_layers, base: the results and the base that `model` is applied to, if it is only an adapter.
+        reference: the results that the reference consists of, if it is another one than the model that this run starts from.
     """
     from snaketune.training.launch.worker import is_main_process
     from snaketune.training.pipeline import train
@@ -67,7 +70,7 @@ def build(
     for result in (model, *base_layers):
         result.files()
     run = TrainingRun.of(spec, operation, work, tracked)
-    outcome = train(prepare_dpo(run, (model, *base_layers), pack, *ref_logps))
+    outcome = train(prepare_dpo(run, (model, *base_layers), pack, *ref_logps, reference=reference))
     if is_main_process():
         copy_other_files(model, work.payload)
     return outcome

@@ -1,5 +1,6 @@
 """Preparation of a preference training: its pairs with their reference log-probabilities, and its initial weights."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from snaketune.artifacts.manifest import Artifact
@@ -13,12 +14,17 @@ from snaketune.training.reference.logps_table import check_ref_logps
 
 
 def prepare_dpo(
-    run: TrainingRun, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None
+    run: TrainingRun,
+    results: tuple[Artifact, ...],
+    pack: Artifact,
+    ref_logps: Artifact | None = None,
+    reference: Sequence[Artifact] = (),
 ) -> PreparedTraining:
     """Prepare a training on packed pairs, whose initial weights are also the reference, unless the spec names another.
 
     Args:
-        results: the SFT result and, if it is an adapter alone, its base layers, from the top down.
+        results: the result that it starts from and, if it is an adapter alone, its base layers, from the top down.
+        reference: the same of the reference, if the spec says that it is another result.
         ref_logps: the reference log-probabilities; required if the loss needs a reference.
     Raises:
         SnaketuneError: the log-probabilities are missing, or don't belong to this run's reference.
@@ -33,7 +39,8 @@ def prepare_dpo(
     # Before the rows are read, which are those of the pairs that the log-probabilities are for.
     if ref_logps:
         share_kernels = run.operation.share_kernels
-        check_ref_logps(ref_logps, spec, model=results, pack=pack, compute=run.compute, share_kernels=share_kernels)
+        model = reference if spec.reference == "result" else results
+        check_ref_logps(ref_logps, spec, model=model, pack=pack, compute=run.compute, share_kernels=share_kernels)
     elif spec.needs_reference:
         raise SnaketuneError(
             f"loss {spec.loss} needs reference log-probabilities, and the job has none; add a ref_logps result to its inputs"

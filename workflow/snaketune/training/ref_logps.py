@@ -19,8 +19,8 @@ STAGE = Stage(
     payload="logps",
     inputs={
         "pack": exactly_one("pack"),
-        "model": any_number("sft"),
-        "base_layers": any_number("sft"),
+        "model": any_number("sft", "dpo"),
+        "base_layers": any_number("sft", "dpo"),
         "tokenizer": any_number("tokenizer"),
     },
     files=("base",),

@@ -18,8 +18,8 @@ STAGE = Stage(
     job_name="{name}/{part}",
     inputs={
         "pack": exactly_one("pack"),
-        "model": any_number("sft"),
-        "base_layers": any_number("sft"),
+        "model": any_number("sft", "dpo"),
+        "base_layers": any_number("sft", "dpo"),
         "tokenizer": any_number("tokenizer"),
     },
     files=("base",),

@@ -98,9 +98,9 @@ class Weights:
         return Weights(results=(job, *self.results), base=self.base)
 
 
-def sft_below(name: str, run: Sft | Dpo) -> str:
+def sft_below(config: Workflow, name: str, run: Sft | Dpo) -> str:
     """The SFT run that a run of this name is, or starts from."""
-    return name if isinstance(run, Sft) else run.from_
+    return name if isinstance(run, Sft) else config.sft_below(run)
 
 
 def first_run(config: Workflow, sft: str) -> str:
@@ -121,11 +121,9 @@ def trusts_remote_code(config: Workflow, sft: str) -> bool:
 
 
 def lora_of(config: Workflow, run: Sft | Dpo) -> Lora | None:
-    if run.lora != "continued":
-        return run.lora
-    # The adapter is part of the reference too, which has no dropout.
-    adapter = config.sft[run.from_].lora
-    return adapter and adapter.model_copy(update={"dropout": 0.0})
+    lora = config.lora_of(run)
+    # A continued adapter is part of the reference too, which has no dropout.
+    return lora.model_copy(update={"dropout": 0.0}) if lora and run.lora == "continued" else lora
 
 
 def kind_of(run: Sft | Dpo) -> Kind:

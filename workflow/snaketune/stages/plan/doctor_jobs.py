@@ -7,9 +7,9 @@ from snaketune.config.doctor import BASELINE
 from snaketune.config.held_out import Selection
 from snaketune.config.training_runs import Dpo, Sft
 from snaketune.stages.job import Job
-from snaketune.stages.plan.data_jobs import Context, first_run, sft_below, tokenizer_job
-from snaketune.stages.plan.dpo_jobs import reference_jobs
-from snaketune.stages.plan.training_jobs import calibrate_job, preflight_job, run_wave, training_job
+from snaketune.stages.plan.data_jobs import Context, tokenizer_job
+from snaketune.stages.plan.dpo_jobs import reference_artifacts
+from snaketune.stages.plan.training_jobs import calibrate_job, family_of, preflight_job, run_wave, training_job
 from snaketune.stages.specs import BottleneckSpec, DpoSpec, SftSpec, TimingSpec, Variant, spec_from
 
 
@@ -34,7 +34,7 @@ def _bottleneck_job(context: Context, section: str, name: str, run: Sft | Dpo, c
     spec = BottleneckSpec(key=f"{section}.{name}", variants=(Variant(name=BASELINE), *tried))
     inputs = {
         "pack": context.jobs[section, name].artifacts["pack"],
-        "preflight": (preflight_job(context, first_run(context.config, sft_below(name, run)), run_wave(context, run)),),
+        "preflight": (preflight_job(context, family_of(context, name, run), run_wave(context, run)),),
         "calibrate": (calibration,),
         "timings": _timing_jobs(context, section, name, run),
     }
@@ -59,9 +59,9 @@ def _timing_jobs(context: Context, section: str, of: str, run: Sft | Dpo) -> tup
     timings: list[Job] = []
     for repeat in range(1, doctor.repeats + 1 if len(variants) > 1 else 2):
         for variant, varied in variants.items():
-            references = reference_jobs(context, varied) if isinstance(varied, Dpo) else ()
+            references = reference_artifacts(context, varied) if isinstance(varied, Dpo) else {}
             tokenizer = tokenizer_job(context, context.config.tokenizer_of(varied))
-            inputs = {"tokenizer": (tokenizer,), "ref_logps": references}
+            inputs = {"tokenizer": (tokenizer,)} | references
             job = training_job(context, "timing", f"{section}-{of}/{variant}/{repeat}", of, varied, **inputs)
             spec = spec_from(
                 TimingSpec,

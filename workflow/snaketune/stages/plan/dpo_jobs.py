@@ -6,6 +6,7 @@ The config doesn't name the latter two: they are named after model and pack with
 from dataclasses import replace
 from typing import Any
 
+from snaketune.config.base_models import Pretrained
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Dpo
 from snaketune.stages.job import Job, short_digest
@@ -18,10 +19,17 @@ from snaketune.stages.plan.data_jobs import (
     tokenizer_job,
     trusts_remote_code,
 )
-from snaketune.stages.plan.training_jobs import base_of_start, start_of, training_job
+from snaketune.stages.plan.training_jobs import (
+    base_of_model,
+    base_of_start,
+    run_job,
+    start_of,
+    training_job,
+    weights_of,
+)
 from snaketune.stages.specs import RefLogpsSpec, RefPassSpec, canonical
 
-# SFT run, name of the pack, and spec: runs with equal keys share the log-probabilities.
+# Name of the reference, name of the pack, and spec: runs with equal keys share the log-probabilities.
 Key = tuple[str, str, str]
 
 
@@ -29,10 +37,16 @@ Key = tuple[str, str, str]
 def dpo_job(context: Context, name: str) -> Job:
     run = context.config.dpo[name]
     job = training_job(context, "dpo", name, name, run)
-    return context.add(replace(job, artifacts=job.artifacts | {"ref_logps": reference_jobs(context, run)}))
+    return context.add(replace(job, artifacts=job.artifacts | reference_artifacts(context, run)))
 
 
-def reference_jobs(context: Context, run: Dpo) -> tuple[Job, ...]:
+def reference_artifacts(context: Context, run: Dpo) -> dict[str, tuple[Job, ...]]:
+    """By role, what a run reads of its reference: the log-probabilities, and the model itself if that is another result."""
+    model = reference_weights(context, run).results if isinstance(run.reference, str) else ()
+    return {"ref_logps": _reference_jobs(context, run), "reference": model}
+
+
+def _reference_jobs(context: Context, run: Dpo) -> tuple[Job, ...]:
     """The job of the reference log-probabilities that a run reads; none if its loss has no reference."""
     return (_ref_logps_job(context, _key(context, run)),) if run.needs_reference else ()
 
@@ -49,9 +63,11 @@ def _ref_logps_job(context: Context, key: Key) -> Job:
     pack, spec = pack_of(context, run), _spec(context, run)
     detailed = _key(context, run, token_logps=True)
     first = (_ref_logps_job(context, detailed),) if detailed != key and detailed in _runs_by_reference(context) else ()
-    name = f"{run.from_}-{pack.name}-{short_digest(spec, run.from_, pack.name)}"
-    model = Weights(base=run.reference) if run.reference else start_of(context, run)
-    tokenizer = (tokenizer_job(context, context.config.tokenizer_of(run)),) if run.reference else ()
+    of = _reference_name(run)
+    name = f"{of.removeprefix('dpo:')}-{pack.name}-{short_digest(spec, of, pack.name)}"
+    model = reference_weights(context, run)
+    external = isinstance(run.reference, Pretrained)
+    tokenizer = (tokenizer_job(context, context.config.tokenizer_of(run)),) if external else ()
     inputs = {
         "artifacts": model.artifacts | {"pack": (pack,), "tokenizer": tokenizer},
         "files": {"base": model.files},
@@ -89,21 +105,39 @@ def _runs_by_reference(context: Context) -> dict[Key, list[Dpo]]:
     return shared
 
 
+def reference_weights(context: Context, run: Dpo) -> Weights:
+    """The reference of a run: the model that it starts from, unless it names another."""
+    if isinstance(run.reference, Pretrained):
+        return Weights(base=run.reference)
+    if run.reference:
+        return weights_of(context, context.config.run_of(run.reference), run_job(context, run.reference))
+    return start_of(context, run)
+
+
+def _reference_name(run: Dpo) -> str:
+    """The result that a run's reference is named after: `NAME` of an SFT run, or `dpo:NAME`."""
+    return (run.reference if isinstance(run.reference, str) else run.start).removeprefix("sft:")
+
+
 def _key(context: Context, run: Dpo, **changes: bool) -> Key:
     """The key of a run's reference. Args: changes: of the spec."""
     spec = _spec(context, run).model_copy(update=changes)
-    return run.from_, pack_name(context.config, run), canonical(spec)
+    return _reference_name(run), pack_name(context.config, run), canonical(spec)
 
 
 def _spec(context: Context, run: Dpo) -> RefLogpsSpec:
+    config = context.config
+    trusted = trusts_remote_code(config, config.sft_below(run))
     if run.reference:
         # With its published weights, whatever the runs train, so that all of them share it.
-        model = {"frozen_weights": True, "quantization": None, "base": run.reference}
-        trusted = run.reference.trust_remote_code
+        model: dict[str, Any] = {"frozen_weights": True, "quantization": None}
+        if isinstance(run.reference, Pretrained):
+            model["base"], trusted = run.reference, run.reference.trust_remote_code
+        else:
+            model["base"] = base_of_model(config, run.reference)
     else:
-        model: dict[str, Any] = {"frozen_weights": run.lora is not None, "quantization": run.quantization}
-        model |= {"base": base_of_start(context.config, run), "apart": run.lora == "continued"}
-        trusted = trusts_remote_code(context.config, run.from_)
+        model = {"frozen_weights": run.lora is not None, "quantization": run.quantization}
+        model |= {"base": base_of_start(config, run), "apart": run.lora == "continued"}
     return RefLogpsSpec(
         precision=run.training.precision,
         trust_remote_code=trusted,

@@ -95,6 +95,7 @@ def _prompts_job(context: Context, name: str) -> Job:
         {
             "corpora": tuple(corpus_job(context, corpus) for corpus in sample.prompts.corpora),
             "tokenizer": (tokenizer_job(context, config.sft[trained].tokenizer),),
+            "scores": tuple(score_job(context, score) for score in sample.prompts.scored),
         },
         files={"base": (description,) if Path(description).is_file() else ()},
     )
@@ -144,5 +145,7 @@ def selected_jobs(context: Context, name: str, corpus: Corpus) -> tuple[Job, ...
             score = score_job(context, source.scores)
             spec = spec_from(SelectSpec, source, kind=corpus.kind, rows=source.rows or "best")
             inputs = {"samples": score.artifacts["samples"], "scores": (score,)}
-            jobs.append(context.plan("select", f"{name}-{number}" if number else name, spec, inputs))
+            operation = Execution(sampled=context.config.sample[context.config.score[source.scores].samples].model)
+            selected = f"{name}-{number}" if number else name
+            jobs.append(context.plan("select", selected, spec, inputs, operation=operation))
     return tuple(jobs)

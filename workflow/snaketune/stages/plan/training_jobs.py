@@ -1,7 +1,7 @@
 """The `sft` jobs, and the `preflight` and `calibrate` jobs that check and measure all trainings beforehand."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.evaluations import Evaluation
@@ -61,7 +61,7 @@ def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dp
     # A race plans trainings, those before it.
     from snaketune.stages.plan.model_jobs import race_before
 
-    config, training, sft = context.config, run.training, sft_below(of, run)
+    config, training, sft = context.config, run.training, sft_below(context.config, of, run)
     start, pack = start_of(context, run), pack_of(context, run)
     is_dpo = isinstance(run, Dpo)
     spec = spec_from(
@@ -71,7 +71,7 @@ def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dp
         training=_learning(training),
         lora=lora_of(config, run),
         trust_remote_code=trusts_remote_code(config, sft),
-        **({"continued": run.lora == "continued"} if is_dpo else {}),
+        **({"continued": run.lora == "continued", "reference": reference_of(run)} if is_dpo else {}),
     )
     preflight = preflight_job(context, first_run(config, sft), run_wave(context, run))
     calibration = calibrate_job(context, of, run, spec)
@@ -107,6 +107,11 @@ def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dp
     )
 
 
+def reference_of(run: Dpo) -> Pretrained | Literal["result"] | None:
+    """The reference of a run, as its spec names it."""
+    return "result" if isinstance(run.reference, str) else run.reference
+
+
 def _learning(training: Training) -> Learning:
     """The settings that shape the weights; with those of measurements if these decide which weights are kept."""
     # The answers to sample prompts never decide.
@@ -123,13 +128,22 @@ def _snapshots_before(config: Workflow, stage: str, name: str) -> dict[str, floa
 
 
 def start_of(context: Context, run: Sft | Dpo) -> Weights:
-    sft = run.continues if isinstance(run, Sft) else run.from_
-    if not sft:
+    if not run.start:
         return Weights(base=run.base)  # pyrefly: ignore[missing-attribute]
+    before, job = context.config.run_of(run.start), run_job(context, run.start)
     if run.lora != "continued":
-        return weights_of(context, context.config.sft[sft], sft_job(context, sft))
-    # The adapter is trained further, so it isn't merged here even where the SFT run merges it.
-    return start_of(context, context.config.sft[sft]).with_adapter(sft_job(context, sft))
+        return weights_of(context, before, job)
+    # The adapter is trained further, so it isn't merged here even where the run before merges it.
+    return _below_adapter(context, before).with_adapter(job)
+
+
+def run_job(context: Context, model: str) -> Job:
+    """The job of `sft:NAME` or `dpo:NAME`."""
+    # Its reference is planned by means of this module.
+    from snaketune.stages.plan.dpo_jobs import dpo_job
+
+    section, _, name = model.partition(":")
+    return dpo_job(context, name) if section == "dpo" else sft_job(context, name)
 
 
 def weights_of(context: Context, run: Sft | Dpo, job: Job) -> Weights:
@@ -137,25 +151,35 @@ def weights_of(context: Context, run: Sft | Dpo, job: Job) -> Weights:
     lora = lora_of(context.config, run)
     if lora is None or lora.merge:
         return Weights(results=(job,))
-    # A continued adapter replaces that of the SFT run.
-    start = start_of(context, context.config.sft[run.from_] if run.lora == "continued" else run)
-    return start.with_adapter(job)
+    return _below_adapter(context, run).with_adapter(job)
+
+
+def _below_adapter(context: Context, run: Sft | Dpo) -> Weights:
+    """The weights that a run's adapter is trained for; a continued one replaces those of the runs before."""
+    while run.start and run.lora == "continued":
+        run = context.config.run_of(run.start)
+    return start_of(context, run)
 
 
 def base_of_start(config: Workflow, run: Sft | Dpo) -> Pretrained | Scratch | None:
     """`start_of(...).base`, without planning the trainings before."""
-    sft = run.continues if isinstance(run, Sft) else run.from_
-    if not sft:
+    if not run.start:
         return run.base  # pyrefly: ignore[missing-attribute]
-    before = config.sft[sft]
-    lora = lora_of(config, before)
-    complete = run.lora != "continued" and (lora is None or lora.merge)
-    return None if complete else base_of_start(config, before)
+    if run.lora == "continued":
+        return base_of_start(config, config.run_of(run.start))
+    return base_of_model(config, run.start)
+
+
+def base_of_model(config: Workflow, model: str) -> Pretrained | Scratch | None:
+    """The base model below the adapter of `sft:NAME` or `dpo:NAME`; None if that is a complete model."""
+    run = config.run_of(model)
+    lora = lora_of(config, run)
+    return None if lora is None or lora.merge else base_of_start(config, run)
 
 
 def calibrate_job(context: Context, name: str, run: Sft | Dpo, spec: SftSpec | DpoSpec) -> Job:
     """The job that measures the training of a run of this name, and similar ones. Args: spec: of the training."""
-    config, sft = context.config, sft_below(name, run)
+    config, sft = context.config, sft_below(context.config, name, run)
     pack = pack_of(context, run)
     base = base_of(config, sft)
     measured = spec_from(CalibrateSpec, run.operation, run.training, base=base, run=calibrated_spec(spec))
@@ -208,10 +232,14 @@ def calibrated_learning(learning: Learning) -> Learning:
 
 def run_wave(context: Context, run: Sft | Dpo) -> int:
     """How often models are sampled before a run can be trained; runs of a wave are checked together."""
-    before = run.continues if isinstance(run, Sft) else run.from_
     entries = [f"corpora.{run.corpus}", f"tokenizers.{context.config.tokenizer_of(run)}"]
-    entries += [f"sft.{before}"] if before else []
+    entries += [run.start.replace(":", ".", 1)] if run.start else []
     return max(wave_of(context.config, entry) for entry in entries)
+
+
+def family_of(context: Context, name: str, run: Sft | Dpo) -> str:
+    """The SFT run at the start of the chain that a run of this name ends."""
+    return first_run(context.config, sft_below(context.config, name, run))
 
 
 @cached
@@ -223,7 +251,7 @@ def preflight_job(context: Context, family: str, wave: int) -> Job:
         f"{section}.{name}": run
         for section, entries in (("sft", config.sft), ("dpo", config.dpo))
         for name, run in entries.items()
-        if first_run(config, sft_below(name, run)) == family and run_wave(context, run) == wave
+        if family_of(context, name, run) == family and run_wave(context, run) == wave
     }
     packs_of_runs = {key: pack_of(context, run) for key, run in runs.items()}
     for key, run in list(runs.items()):
@@ -267,12 +295,11 @@ def preflight_job(context: Context, family: str, wave: int) -> Job:
     )
 
 
-def _continued_by(config: Workflow, run: Sft | Dpo) -> Iterator[Sft]:
-    """Yield the SFT runs that a run continues, the last first."""
-    previous = run.from_ if isinstance(run, Dpo) else run.continues
-    if previous:
-        yield config.sft[previous]
-        yield from _continued_by(config, config.sft[previous])
+def _continued_by(config: Workflow, run: Sft | Dpo) -> Iterator[Sft | Dpo]:
+    """Yield the runs that a run continues, the last first."""
+    while run.start:
+        run = config.run_of(run.start)
+        yield run
 
 
 def _run_spec(
@@ -288,7 +315,7 @@ def _run_spec(
         key=key,
         kind=kind_of(run),
         run=spec_from(SftSpec, run, base=None, training=learning, lora=lora_of(config, run), loss=loss),
-        reference=run.reference if isinstance(run, Dpo) else None,
+        reference=run.reference if isinstance(run, Dpo) and isinstance(run.reference, Pretrained) else None,
         pack=pack,
         earlier=earlier,
         needs_reference=isinstance(run, Dpo) and run.needs_reference,
@@ -319,7 +346,7 @@ def _trained_on(config: Workflow, kind: str, name: str) -> set[str]:
         return set().union(*(_trained_on(config, *model.split(":")) for model in config.merge[name].models))
     if kind == "dpo":
         run = config.dpo[name]
-        return {run.corpus} | _trained_on(config, "sft", run.from_)
+        return {run.corpus} | _trained_on(config, *run.start.split(":"))
     run = config.sft[name]
     previous = _trained_on(config, "sft", run.continues) if run.continues else set()
     return previous | ({run.corpus} if kind == "sft" else set())

@@ -109,25 +109,27 @@ def check_ref_logps(
     another cache key (`training.reference.cache_key`).
 
     Args:
+        model: the results that the reference consists of, if it is no external model.
         share_kernels: whether log-probabilities from another attention kernel are accepted.
     Raises:
         SnaketuneError: names what differs, and the command that computes the right ones.
     """
     manifest = artifact.provenance
     inputs, made_spec = manifest["inputs"], manifest["spec"]
-    external, outside = spec.reference, not inputs.get("model")
+    other, outside = spec.reference is not None, not inputs.get("model")
+    external = None if spec.reference == "result" else spec.reference
     # A local folder is identified by its content, not by its path.
     named = not (outside and external and Path(external.path).is_dir())
-    # The data type in which the reference is loaded: an external one isn't quantized and has no float32 master weights.
-    weights = compute.weights_dtype(frozen=external is not None or spec.lora is not None)
+    # The data type in which the reference is loaded: another model isn't quantized and has no float32 master weights.
+    weights = compute.weights_dtype(frozen=other or spec.lora is not None)
     entries = {
         "model": [] if external else [result.content for result in model],
         "pairs": [pack.provenance.get("pairs")],
         "dtype": compute.about()["dtype"],
         "weights_dtype": str(weights).removeprefix("torch."),
         "kernel": kernel_family(compute.kernel),
-        "quantization": None if external or not spec.quantization else spec.quantization.model_dump(mode="json"),
-        "adapter unmerged": spec.continued and not external,
+        "quantization": None if other or not spec.quantization else spec.quantization.model_dump(mode="json"),
+        "adapter unmerged": spec.continued and not other,
         "reference": identity(external, named=named),
     }
     stored_entries = {
