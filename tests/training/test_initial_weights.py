@@ -41,9 +41,11 @@ def base_in(folder: Path, dtype: torch.dtype = torch.float32) -> Made:
 class Run:
     """A DPO run from an SFT run with adapters."""
 
-    def __init__(self, chain: Chain, sft: Made, base: Made, **settings):
+    def __init__(self, chain: Chain, sft: Made, base: Made, other: Made | None = None, **settings):
+        """Args: other: the reference, if it is another result than the one that the run starts from."""
         continued = settings.get("continued", False)
-        self.chain, self.external = chain, settings.get("reference")
+        self.chain, self.external, self.other = chain, settings.get("reference"), other
+        settings |= {"reference": "result"} if other else {}
         # An adapter that is trained further needs its base layers, whether its run merged it or not.
         self.start = Made([*sft.results[:1], *base.results], base.base) if continued else sft
         self.spec = DpoSpec(
@@ -55,12 +57,13 @@ class Run:
     def refer(self, name: str = "reference") -> Artifact:
         spec, external = self.spec, self.external
         reference_spec = RefLogpsSpec(
-            precision=spec.training.precision, frozen_weights=bool(external or spec.lora), base=external or spec.base,
+            precision=spec.training.precision, frozen_weights=bool(external or self.other or spec.lora),
+            base=self.other.base if self.other else external or spec.base,
             quantization=None if external else spec.quantization, apart=spec.continued and not external,
             trust_remote_code=False,
         )  # fmt: skip
         work = self.chain.work(name)
-        inputs = {"tokenizer": [self.chain.tokenizer]} if external else self.start.inputs
+        inputs = {"tokenizer": [self.chain.tokenizer]} if external else (self.other or self.start).inputs
         outcome = ref_logps.build(reference_spec, work, pack=self.chain.pairs, **inputs)
         contents = {role: [artifact.content for artifact in artifacts] for role, artifacts in inputs.items()}
         return self.chain.finish(
@@ -77,6 +80,7 @@ class Run:
             ref_logps=[reference],
             model=self.start.results[0],
             base_layers=self.start.results[1:],
+            reference=self.other.results if self.other else [],
         )
         return self.chain.finish(work, outcome, self.spec, self.start.contents), [
             entry["loss"] for entry in outcome.run["history"]
@@ -114,6 +118,25 @@ def test_every_kind_trains_from_its_reference_and_resumes(tmp_path, tokenizer, m
     named = {name: entry["digest"] for name, entry in straight.manifest["payload"].items()}
     assert {name: entry["digest"] for name, entry in resumed.manifest["payload"].items()} == named
     assert "model.safetensors" in named
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_a_second_run_starts_from_the_first_and_may_keep_its_reference(tmp_path, tokenizer, merge):
+    base, chain = base_in(tmp_path), Chain(tmp_path, tokenizer, merge)
+    sft = chain.sft("sft", base, FIRST)
+    start = Run(chain, sft, base, lora=SECOND.model_copy(update={"merge": merge}))
+    first, losses = start.train("first", start.refer())
+    trained = Made([first]) if merge else Made([first, *sft.results], sft.base)
+    kept = Run(chain, trained, base, other=sft, lora=SECOND)
+    _, kept_losses = kept.train("kept", kept.refer("kept-reference"))
+    # It goes on where the first run ended, as its loss against the same reference shows.
+    assert kept_losses[0] < losses[-1] + 1e-3 and kept_losses[0] < math.log(2) - 1e-3
+    moved = Run(chain, trained, base, lora=SECOND)
+    reference = moved.refer("moved-reference")
+    _, moved_losses = moved.train("moved", reference)
+    assert moved_losses[0] == pytest.approx(math.log(2), abs=1e-6)
+    with pytest.raises(SnaketuneError, match="doesn't belong to this run .model: "):
+        kept.train("wrong", reference)
 
 
 SETTINGS = [{"save_dtype": "bfloat16"}, {"precision": "bfloat16"}, {"precision": "auto"}]

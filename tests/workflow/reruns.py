@@ -495,3 +495,44 @@ REWARDED = {"sample.tries": SAMPLED, "score.worth": {"samples": "tries", "by": {
 for key, value in {"path": "other/model", "revision": "v1", "trust_remote_code": True, "batch_size": 2}.items():
     TABLE[f"score.by.reward.{key}"] = (REWARDED, SAMPLE | {"rate"})
     SINGLE[f"score.by.reward.{key}"] = (REWARDED, {f"score.worth.by.reward.{key}": value}, {"rate"})
+# Rounds: entries of their own, whose jobs all run. What each key changes is that of the sections that it expands to.
+ANSWERED = {"answer": {"pattern": "(.*)"}}
+OF_ROUNDS = {
+    "rounds": 2, "sample": {key: value for key, value in SAMPLED.items() if key != "model"}, "score": {"by": ANSWERED},
+    "training": {"epochs": 1, "batch_rows": 4, "micro_batch_rows": 2, "learning_rate": 0.002},
+}  # fmt: skip
+SFT_ROUNDS = OF_ROUNDS | {"use_base": "sft:run", "corpus": "chat", "tokenizer": "small", "rows": {"rule": "best"}}
+DPO_ROUNDS = OF_ROUNDS | {"from": "run", "pairs": {"rule": "best-worst"}, "mix": {"pairs": 0.5}}
+ALL_OF_ROUND = SAMPLE | {"score", "select", "corpus", "card"} | TOKENS
+SFT_ROUND, DPO_ROUND = ALL_OF_ROUND | {"sft"}, ALL_OF_ROUND | {"dpo", "ref_logps"}
+for key in ("rounds", "sample", "score", "rows.rule", "rows.at_least", "rows.min_rows"):
+    TABLE[f"sft.{key}"] = ({"sft.self": SFT_ROUNDS}, SFT_ROUND)
+for key in ("rounds", "sample", "score", "pairs.rule", "pairs.margin", "pairs.per_prompt", "pairs.min_rows", "mix"):
+    TABLE[f"dpo.{key}"] = ({"dpo.self": DPO_ROUNDS}, DPO_ROUND)
+SINGLE |= {
+    "sft.rounds": ({"sft.self": SFT_ROUNDS}, {"sft.self.rounds": [{}, {"training.epochs": 2}]}, {"sft"}),
+    "sft.rows.at_least": ({"sft.self": SFT_ROUNDS}, {"sft.self.rows.at_least": 1.0}, {"select", "corpus"}),
+    "sft.rows.min_rows": ({"sft.self": SFT_ROUNDS}, {"sft.self.rows.min_rows": 1}, {"select", "corpus"}),
+    "sft.sample.responses": ({"sft.self": SFT_ROUNDS}, {"sft.self.sample.responses": 3}, {"generate", "sample"}),
+    "sft.sample.prompts.limit": ({"sft.self": SFT_ROUNDS}, {"sft.self.sample.prompts.limit": 5}, {"prompts"}),
+    "sft.score.by.answer": ({"sft.self": SFT_ROUNDS}, {"sft.self.score.by.answer.pattern": "a(.*)"}, {"score"}),
+    "dpo.rounds": ({"dpo.self": DPO_ROUNDS}, {"dpo.self.rounds": [{}, {"beta": 0.3}]}, {"dpo"}),
+    "dpo.pairs.margin": ({"dpo.self": DPO_ROUNDS}, {"dpo.self.pairs.margin": 0.5}, {"select", "corpus"}),
+    "dpo.mix": ({"dpo.self": DPO_ROUNDS}, {"dpo.self.mix.pairs": 0.3}, {"corpus"}),
+    "dpo.from": ({"dpo.other": "=dpo.run", "dpo.last": "=dpo.run"}, {"dpo.last.from": "dpo:other"}, set()),
+    "dpo.reference": ({"dpo.other": "=dpo.run"}, {"dpo.run.reference": "dpo:other"}, {"dpo"}),
+    "sample.prompts.skip": ({"sample.tries": SAMPLED}, {"sample.tries.prompts.skip": 3}, {"prompts"}),
+    "corpora.sources.min_rows": (BEST, {"corpora.own.sources.0.min_rows": 1}, {"select", "corpus"}),
+}  # fmt: skip
+EARLIER = {
+    "sample.first": SAMPLED, "score.worth": CHECKED | {"samples": "first"},
+    "sample.tries": SAMPLED | {"prompts": {"corpora": ["chat"], "limit": 6, "scored": ["worth"], "settled": 0.5}},
+}  # fmt: skip
+TABLE["sample.prompts.skip"] = ({"sample.tries": SAMPLED | {"prompts": {"corpora": ["chat"], "limit": 6, "skip": 6}}}, SAMPLE)
+SINGLE["sample.prompts.settled"] = (EARLIER, {"sample.tries.prompts.settled": 0.0}, {"prompts"})
+for key in ("scored", "settled"):
+    TABLE[f"sample.prompts.{key}"] = (EARLIER, SAMPLE | {"score"})
+TABLE["corpora.sources.min_rows"] = (
+    WORTH | {"corpora.own": {"kind": "conversations", "sources": [{"scores": "worth", "rows": "best", "min_rows": 1}]}},
+    OWN,
+)

@@ -17,6 +17,8 @@ from pydantic import BaseModel
 
 from snaketune.config.conditions import Condition
 from snaketune.config.load import load
+from snaketune.config.sampling import Responses
+from snaketune.config.scoring import Scoring
 from snaketune.config.workflow import Workflow
 from snaketune.stages.cache import code_digest as code
 from snaketune.stages.cache.code_digest import code_digest
@@ -55,8 +57,8 @@ def leaves(model: type[BaseModel], path: tuple[str, ...] = ()) -> set[str]:
 
 
 def models_in(annotation) -> list[type[BaseModel]]:
-    if annotation is Condition:
-        # A config spells it as one text.
+    if annotation in (Condition, Responses, Scoring):
+        # A config spells the first as one text; the others are sections of rounds, with the keys of `sample:` and `score:`.
         return []
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return [annotation] if issubclass(annotation, BaseModel) else []

@@ -274,7 +274,7 @@ def _check_published_model(key: str, entry: Push | Gguf, config: Workflow, varia
 def _no_such_run(section: str, name: str, config: Workflow, variants: Variants) -> str:
     run_names = variants.get(section, {}).get(name, ())
     if run_names:
-        why = f", which is a grid; name one of its runs: {', '.join(run_names[:4])}"
+        why = f", which is a grid or rounds; name one of its runs: {', '.join(run_names[:4])}"
     else:
         why = unknown(name, getattr(config, section))
     return f"there is no {name!r} under `{section}:`{why}"

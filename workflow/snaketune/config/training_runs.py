@@ -208,7 +208,7 @@ class Dpo(PreferenceLoss):
     """Another reference model: `sft:NAME`, `dpo:NAME`, or `{path: ...}` of a pretrained one with the same vocabulary. Of
     rounds: `previous`, the model of the round before (the default), or `start`, the model that the first round starts from."""
     reference_pass: ReferencePass = ReferencePass()
-    corpus: Name | Literal[""] = ""
+    corpus: Annotated[str, Field(pattern=f"^(?:{NAME_PATTERN})?$", max_length=80)] = ""
     """Corpus to train on, of kind `preferences`; for `kto` and `apo_zero_unpaired`, of kind `unpaired`. Required, except with
     `rounds`, which make their own."""
     packing: Packing = Packing()
