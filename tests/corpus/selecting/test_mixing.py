@@ -36,6 +36,33 @@ def test_a_cap_counts_neither_duplicates_nor_other_sources(tmp_path, chat):
     ]
 
 
+def test_a_row_that_a_cap_leaves_out_is_taken_from_another_source(tmp_path, chat):
+    """A cap chose three of six rows; the other sources have all of them, one has all twice, one has a cap of its own."""
+    rows = "".join(json.dumps(chat(f"q{number}")) + "\n" for number in range(6))
+
+    def kept(*sources: dict, held_out: float = 0.0) -> list[tuple[int, dict[str, int]]]:
+        for number, source in enumerate(sources):
+            (tmp_path / f"{number}.jsonl").write_text(rows * source.pop("times", 1))
+        files = [tmp_path / f"{number}.jsonl" for number in range(len(sources))]
+        listed = [{"files": [file.name]} | source for file, source in zip(files, sources)]
+        spec = CorpusSpec(kind="conversations", sources=listed, held_out=held_out)
+        work = WorkFolder(tmp_path / f"work-{len(list(tmp_path.glob('work-*')))}")
+        work.start()
+        outcome = build(spec, work, files=files, against=[], against_files=[])
+        table = read_table(work.payload / "train.arrow").to_pylist() + read_table(work.payload / "held_out.arrow").to_pylist()
+        assert len({row["id"] for row in table}) == len(table)
+        return [(source["kept"], source["dropped"]) for source in outcome.counts["sources"]]
+
+    assert kept({"max_rows": 3}, {"times": 2}, {}) == [
+        (3, {"duplicate": 0, "over_cap": 3}),
+        (3, {"duplicate": 9}),
+        (0, {"duplicate": 6}),
+    ]
+    capped = kept({"max_rows": 3}, {"max_rows": 1}, {})
+    assert [number for number, _ in capped] == [3, 1, 2]
+    assert sum(number for number, _ in kept({"max_rows": 3}, {}, held_out=0.5)) == 6
+
+
 @pytest.mark.parametrize("weight", [0.25, 0.5, 1.5, 2, 3.25])
 def test_a_weight_is_the_mean_number_of_copies(make, chat, weight):
     rows = [chat(f"q{i}") for i in range(4000)]

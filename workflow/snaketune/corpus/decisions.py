@@ -1,7 +1,8 @@
 """The outcome of each valid row: dropped and why, held out, or written how many times.
 
 Steps run in this order: duplicates, near duplicates, split, contamination, caps, weights. A row that one drops is ignored by
-the next. Held-out rows are never contaminated: two corpora may share a test. Takes about 80 bytes of memory per row, and 2 µs.
+the next; except that of equal rows in several sources, the first one that no cap leaves out is taken. Held-out rows are never
+contaminated: two corpora may share a test. Takes about 90 bytes of memory per row, and 2 µs.
 """
 
 from dataclasses import dataclass
@@ -39,7 +40,8 @@ def decide(scan: Scan, sources: list[SourceCounts], *, contamination_record: Pat
     spec = scan.spec
     hashes, prompt_hashes = np.asarray(scan.hashes), np.asarray(scan.prompt_hashes)
     dropped = np.zeros(len(hashes), np.uint8)
-    dropped[not_first(first_occurrence(hashes))] = REASONS.index("duplicate")
+    first = first_occurrence(hashes)
+    dropped[not_first(first)] = REASONS.index("duplicate")
     group = None
     if scan.near_duplicates:
         group = scan.near_duplicates.groups(dropped == 0)
@@ -53,10 +55,14 @@ def decide(scan: Scan, sources: list[SourceCounts], *, contamination_record: Pat
             dropped == 0, held_out, hashes, prompt_hashes, contamination_record
         )
         dropped[contaminated] = REASONS.index("contaminated")
+    taken_later = np.zeros(len(hashes), bool)
     for source, counts in zip(spec.sources, sources):
+        again = _copies_of_capped(dropped, first, taken_later, counts.rows)
+        dropped[again], held_out[again] = 0, held_out[first[again]]
         if source.max_rows:
             remaining = np.flatnonzero(dropped[counts.rows] == 0) + counts.rows.start
             dropped[remaining[over_cap(hashes[remaining], source.max_rows)]] = REASONS.index("over_cap")
+        taken_later[first[again[dropped[again] == 0]]] = True
     copies = (dropped == 0).astype(np.uint8)
     for source, counts in zip(spec.sources, sources):
         if source.weight != 1:
@@ -66,3 +72,17 @@ def decide(scan: Scan, sources: list[SourceCounts], *, contamination_record: Pat
     return Decisions(
         dropped=dropped, held_out=held_out, copies=copies, group=group, contamination_hits=contamination_hits
     )
+
+
+def _copies_of_capped(dropped: np.ndarray, first: np.ndarray, taken_later: np.ndarray, rows: slice) -> np.ndarray:
+    """The rows of a source whose first copy, in an earlier source, was left out by its cap; of equal ones, the first.
+
+    Args:
+        first: for each row, its first copy.
+        taken_later: by first copy, whether another one was taken instead of it.
+    """
+    duplicates = np.flatnonzero(dropped[rows] == REASONS.index("duplicate")) + rows.start
+    firsts = first[duplicates]
+    is_capped = (firsts < rows.start) & (dropped[firsts] == REASONS.index("over_cap")) & ~taken_later[firsts]
+    capped = duplicates[is_capped]
+    return capped[np.unique(first[capped], return_index=True)[1]]
