@@ -19,7 +19,10 @@ def test_a_push_is_private_and_to_main_by_default(raw):
     ("push", "messages"),
     [
         ({"model": "dpo:dmo"}, ["push.demo.model: there is no 'dmo' under `dpo:`; did you mean 'demo'?"]),
-        ({"model": "dpo:sweep"}, ["push.demo.model: there is no 'sweep' under `dpo:`", "a grid or rounds; name one", "sweep-lossipo-"]),
+        (
+            {"model": "dpo:sweep"},
+            ["push.demo.model: there is no 'sweep' under `dpo:`", "a grid or rounds; name one", "sweep-lossipo-"],
+        ),
         ({"model": "base:demo"}, ["push.demo.model: found 'base:demo'"]),
         ({"repository": "name"}, ["push.demo.repository: found 'name'"]),
         ({"repository": "../x/y"}, ["push.demo.repository"]),

@@ -23,11 +23,17 @@ def rounds(raw):
     """The default config with an SFT run and a DPO run in two rounds."""
     raw["corpora"]["few"] = raw["corpora"]["demo-chat"] | {"answer_pattern": "Answer: (.*)"}
     raw["sft"]["own"] = deepcopy(ROUNDS) | {
-        **{"use_base": "sft:demo", "corpus": "few", "tokenizer": "demo", "rounds": 2},
+        "use_base": "sft:demo",
+        "corpus": "few",
+        "tokenizer": "demo",
+        "rounds": 2,
         "rows": {"rule": "best", "at_least": 1.0, "min_rows": 10},
     }
     raw["dpo"]["self"] = deepcopy(ROUNDS) | {
-        **{"from": "demo", "rounds": 2, "reference": "start", "mix": {"demo-preferences": 0.2}},
+        "from": "demo",
+        "rounds": 2,
+        "reference": "start",
+        "mix": {"demo-preferences": 0.2},
         "pairs": {"rule": "best-worst", "margin": 0.5},
     }
     return raw
@@ -44,7 +50,10 @@ def test_rejection_sampling_trains_on_the_labelled_rows_and_the_right_answers_of
     assert made_from(jobs["sample/own-2"])["model"] == made_from(jobs["sft/own-2"])["model"] == ["sft/own-1"]
     config, variants = load(rounds)
     few, second = config.corpora["few"], config.corpora["own-2"]
-    assert second.sources[0] == few.sources[0] and [source.scores for source in second.sources[1:]] == ["own-1", "own-2"]
+    assert second.sources[0] == few.sources[0] and [source.scores for source in second.sources[1:]] == [
+        "own-1",
+        "own-2",
+    ]
     assert {(source.rows, source.at_least, source.min_rows) for source in second.sources[1:]} == {("best", 1.0, 10)}
     assert (second.held_out, second.split_seed, second.answer_pattern) == (few.held_out, few.split_seed, "Answer: (.*)")
     # The rows of the first round are selected once.
@@ -120,14 +129,26 @@ def test_a_pretrained_model_is_sampled_before_it_is_trained(rounds):
         ("sft.own.rounds", None, "sample belongs to rounds; set rounds: 2"),
         ("sft.own.sample.prompts.skip", 5, "sample.prompts.skip: rounds set it for each round"),
         ("sft.own.sample.prompts.split", "held_out", "held-out prompts stay apart"),
-        ("sft.own.sample.prompts.corpora", ["cat"], "sft.own.sample.prompts.corpora: there is no 'cat' under `corpora:`"),
+        (
+            "sft.own.sample.prompts.corpora",
+            ["cat"],
+            "sft.own.sample.prompts.corpora: there is no 'cat' under `corpora:`",
+        ),
         ("sft.own.rounds", [{"use_base": "sft:x"}], "sft.own.rounds.0.use_base: is one for all rounds"),
         ("sft.own.rounds", [{"trainin.epochs": 2}], "sft.own.rounds.0.trainin: unknown key"),
         ("sft.own.rounds", [{"training.epochs": -2}], "sft.own.rounds.0.training.epochs: found -2"),
         ("sft.own-2", {"extends": "demo"}, "a round would be called sft.own-2, and there is an entry of this name"),
-        ("corpora.few.held_out", 0.2, "corpora.few.held_out: found 0.2, but demo-chat has 0.1, and the rounds of sft.own"),
+        (
+            "corpora.few.held_out",
+            0.2,
+            "corpora.few.held_out: found 0.2, but demo-chat has 0.1, and the rounds of sft.own",
+        ),
         ("corpora.few.split_seed", 3, "corpora.few.split_seed: found 3"),
-        ("corpora.demo-preferences.split_seed", 3, "corpora.demo-preferences.split_seed: found 3, .* rounds of dpo.self"),
+        (
+            "corpora.demo-preferences.split_seed",
+            3,
+            "corpora.demo-preferences.split_seed: found 3, .* rounds of dpo.self",
+        ),
         ("dpo.self.corpus", "demo-preferences", "name demo-preferences under mix"),
         ("dpo.self.mix", {"few": 1}, "dpo.self.mix: few has conversations"),
         ("dpo.demo.corpus", "", "corpus is missing: name a corpus of preferences"),
@@ -146,5 +167,5 @@ def test_rounds_that_cannot_be_are_refused(rounds, key, value, message):
 def test_a_chain_of_preference_runs_may_not_be_a_circle(raw):
     raw["dpo"]["second"] = raw["dpo"]["demo"] | {"from": "dpo:third"}
     raw["dpo"]["third"] = raw["dpo"]["demo"] | {"from": "dpo:second"}
-    with pytest.raises(SnaketuneError, match="dpo.second.from: dpo:second → dpo:third → dpo:second is circular"):
+    with pytest.raises(SnaketuneError, match=r"dpo\.second\.from: dpo:second → dpo:third → dpo:second is circular"):
         load(raw)

@@ -135,7 +135,7 @@ def test_a_second_run_starts_from_the_first_and_may_keep_its_reference(tmp_path,
     reference = moved.refer("moved-reference")
     _, moved_losses = moved.train("moved", reference)
     assert moved_losses[0] == pytest.approx(math.log(2), abs=1e-6)
-    with pytest.raises(SnaketuneError, match="doesn't belong to this run .model: "):
+    with pytest.raises(SnaketuneError, match=r"doesn't belong to this run .model: "):
         kept.train("wrong", reference)
 
 

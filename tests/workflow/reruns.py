@@ -495,6 +495,7 @@ REWARDED = {"sample.tries": SAMPLED, "score.worth": {"samples": "tries", "by": {
 for key, value in {"path": "other/model", "revision": "v1", "trust_remote_code": True, "batch_size": 2}.items():
     TABLE[f"score.by.reward.{key}"] = (REWARDED, SAMPLE | {"rate"})
     SINGLE[f"score.by.reward.{key}"] = (REWARDED, {f"score.worth.by.reward.{key}": value}, {"rate"})
+TABLE["eval.kl_from"] = ({"eval.both.kl_from": "sft:run"}, EVAL)
 # Rounds: entries of their own, whose jobs all run. What each key changes is that of the sections that it expands to.
 ANSWERED = {"answer": {"pattern": "(.*)"}}
 OF_ROUNDS = {
@@ -528,7 +529,10 @@ EARLIER = {
     "sample.first": SAMPLED, "score.worth": CHECKED | {"samples": "first"},
     "sample.tries": SAMPLED | {"prompts": {"corpora": ["chat"], "limit": 6, "scored": ["worth"], "settled": 0.5}},
 }  # fmt: skip
-TABLE["sample.prompts.skip"] = ({"sample.tries": SAMPLED | {"prompts": {"corpora": ["chat"], "limit": 6, "skip": 6}}}, SAMPLE)
+TABLE["sample.prompts.skip"] = (
+    {"sample.tries": SAMPLED | {"prompts": {"corpora": ["chat"], "limit": 6, "skip": 6}}},
+    SAMPLE,
+)
 SINGLE["sample.prompts.settled"] = (EARLIER, {"sample.tries.prompts.settled": 0.0}, {"prompts"})
 for key in ("scored", "settled"):
     TABLE[f"sample.prompts.{key}"] = (EARLIER, SAMPLE | {"score"})

@@ -49,7 +49,10 @@ def test_a_row_that_a_cap_leaves_out_is_taken_from_another_source(tmp_path, chat
         work = WorkFolder(tmp_path / f"work-{len(list(tmp_path.glob('work-*')))}")
         work.start()
         outcome = build(spec, work, files=files, against=[], against_files=[])
-        table = read_table(work.payload / "train.arrow").to_pylist() + read_table(work.payload / "held_out.arrow").to_pylist()
+        table = (
+            read_table(work.payload / "train.arrow").to_pylist()
+            + read_table(work.payload / "held_out.arrow").to_pylist()
+        )
         assert len({row["id"] for row in table}) == len(table)
         return [(source["kept"], source["dropped"]) for source in outcome.counts["sources"]]
 

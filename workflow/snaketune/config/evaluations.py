@@ -91,6 +91,9 @@ class Evaluation(Model):
     tasks: Tasks | None = None
     judge: PairJudge | None = None
     """A model that compares the responses of `models` to held-out prompts with those of one of them, as win rates."""
+    kl_from: ModelReference | None = None
+    """A model, such as the one before a training: how far responses to held-out prompts are from it is measured as the KL
+    divergence of each token's distribution. Both models are loaded."""
     samples: PositiveInt = 8
     """Sample responses per corpus that the report shows."""
     operation: EvaluationEngine = EvaluationEngine()
@@ -100,6 +103,8 @@ class Evaluation(Model):
     def _has_what_is_judged(self) -> Self:
         if self.judge and not self.conversations:
             raise ValueError("judge compares responses to held-out prompts of conversations; name corpora there")
+        if self.kl_from and not self.conversations:
+            raise ValueError("kl_from compares responses to held-out prompts of conversations; name corpora there")
         return self
 
     def every_model(self, variants: dict[str, dict[str, tuple[str, ...]]]) -> Iterator[str]:

@@ -164,6 +164,15 @@ def _check_evaluation(key: str, evaluation: Evaluation, config: Workflow, varian
         section = "sft" if kind == "base" else kind
         _known(f"{key}.models", name, getattr(config, section), section)
         _check_length(key, packing, sft_of(config, kind, name), config)
+    if evaluation.kl_from:
+        _known_model(f"{key}.kl_from", evaluation.kl_from, config, variants)
+        tokenizers = {
+            config.sft[sft_of(config, *model.split(":"))].tokenizer: model
+            for model in (*evaluation.every_model(variants), evaluation.kl_from)
+        }
+        if len(tokenizers) > 1:
+            used = ", ".join(f"{model} has {tokenizer}" for tokenizer, model in tokenizers.items())
+            raise SnaketuneError(f"{key}.kl_from: models with different tokenizers can't be compared: {used}")
     if evaluation.judge:
         judge, models = evaluation.judge, [*evaluation.every_model(variants)]
         if judge.against not in models:

@@ -171,8 +171,8 @@ class _Rounds:
                 here, there = getattr(corpora[first], setting), getattr(corpora[name], setting)
                 if here != there:
                     raise SnaketuneError(
-                        f"corpora.{name}.{setting}: found {there}, but {first} has {here}, and the rounds of {self.key} train on "
-                        "prompts of both: what one holds out, the other would train on; give both the same"
+                        f"corpora.{name}.{setting}: found {there}, but {first} has {here}, and the rounds of {self.key} train "
+                        "on prompts of both: what one holds out, the other would train on; give both the same"
                     )
         for name in list(mixed)[1:]:
             first = corpora[next(iter(mixed))].model_dump(exclude=OF_SOURCES)

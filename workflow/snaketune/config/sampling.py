@@ -78,7 +78,9 @@ class Sample(Responses):
     def _knows_settled(self) -> Self:
         scored, settled = self.prompts.scored, self.prompts.settled
         if settled < 1 and not scored:
-            raise ValueError("prompts.settled leaves out prompts by their scores; name entries of `score:` under scored")
+            raise ValueError(
+                "prompts.settled leaves out prompts by their scores; name entries of `score:` under scored"
+            )
         if scored and settled == 1:
             raise ValueError(f"prompts.scored has no effect with settled: 1; lower settled, or remove {scored[0]}")
         return self

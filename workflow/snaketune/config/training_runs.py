@@ -198,8 +198,8 @@ class ReferencePass(Model):
 
 
 class Dpo(PreferenceLoss):
-    """Preference optimization with DPO (Rafailov et al., 2023) or a related loss. The result of another run provides the initial
-    weights and, if the loss needs one, the reference."""
+    """Preference optimization with DPO (Rafailov et al., 2023) or a related loss. The result of another run provides the
+    initial weights and, if the loss needs one, the reference."""
 
     from_: Annotated[str, Field(alias="from", pattern=f"^(dpo:)?{NAME_PATTERN}$", max_length=84)]
     """SFT run whose result provides the initial weights, and is the reference unless `reference` is set; or `dpo:NAME`, another
@@ -215,8 +215,8 @@ class Dpo(PreferenceLoss):
     training: Training
     race: Race | None = None
     lora: LoraOrContinued | None = None
-    """Adapter settings, or `continued` to train the adapter of the run before further, without dropout; its `lora.merge` then also
-    applies to this run's result."""
+    """Adapter settings, or `continued` to train the adapter of the run before further, without dropout; its `lora.merge` then
+    also applies to this run's result."""
     quantization: Quantization | None = None
     operation: Operation = Operation()
     rounds: Rounds | None = None
@@ -245,7 +245,7 @@ class Dpo(PreferenceLoss):
             raise ValueError("corpus is missing: name a corpus of preferences")
         if self.corpus and self.rounds:
             raise ValueError(
-                f"rounds make their own pairs; name {self.corpus} under mix, so that they are trained on beside it, or remove it"
+                f"rounds make their own pairs; name {self.corpus} under mix to train on it beside them, or remove it"
             )
         if self.reference in ("start", "previous") and not self.rounds:
             raise ValueError(f"reference {self.reference} belongs to rounds; name a model, or set rounds")

@@ -22,9 +22,10 @@ STAGE = Stage(
         "base_layers": any_number("sft", "dpo"),
         "corpora": any_number("corpus"),
         "packs": any_number("pack"),
+        "kl_from": any_number("sft", "dpo", "merge"),
         "ref_logps": any_number("ref_logps", entries=("dtype", "kernel", "spec.frozen_weights", "spec.quantization")),
     },
-    files=("base", "tasks", "task_data"),
+    files=("base", "kl_base", "tasks", "task_data"),
     libraries=libraries.of_evaluation,
     operation=("gpus", "engine", "vllm"),
     takes_operation=True,
@@ -48,9 +49,16 @@ def build(
     task_data: list[Path],
     operation: Execution,
     base_layers: Sequence[Artifact] = (),
+    kl_from: Sequence[Artifact] = (),
+    kl_base: Sequence[Path] = (),
 ) -> Outcome:
-    """Fill `work.payload` with scores, responses, losses and log-probabilities; see `score_model`. lm-eval reads `task_data`,
-    files outside the tasks' folder that tasks name, itself. Args: operation: with the engine of responses."""
+    """Fill `work.payload` with scores, responses, losses and log-probabilities; see `score_model`.
+
+    Args:
+        task_data: files outside the tasks' folder that tasks name; lm-eval reads them itself.
+        kl_from, kl_base: the results and the base of the model from which the divergence is measured.
+        operation: with the engine of responses.
+    """
     from snaketune.evaluation.model_scores import score_model
 
     return score_model(
@@ -62,6 +70,7 @@ def build(
         packs=packs,
         ref_logps=ref_logps,
         base=base,
+        kl_from=tuple(kl_from),
         tasks=tasks,
         operation=operation,
     )

@@ -10,7 +10,7 @@ import json
 import os
 import time
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from snaketune.engine.model.attention import use_own_attention
 from snaketune.engine.model.devices import Compute, resolve_compute, use_threads
 from snaketune.engine.model.parameters import parameter_count
 from snaketune.errors import SnaketuneError
+from snaketune.evaluation.divergence import kl_of_responses, summarize_kl
 from snaketune.evaluation.exact_match import Prompt, choose_prompts, judge, summarize
 from snaketune.evaluation.held_out import (
     LOSSES,
@@ -62,6 +63,7 @@ def score_model(
     packs: list[Artifact],
     ref_logps: list[Artifact],
     base: list[Path],
+    kl_from: tuple[Artifact, ...],
     tasks: list[Path],
     operation: Execution,
 ) -> Outcome:
@@ -70,6 +72,7 @@ def score_model(
     Args:
         results: the evaluated result and its base layers; empty for a base model.
         packs: packs of `spec.conversations`, then of `spec.preferences`.
+        kl_from: the results of the model from which the divergence is measured, if `spec.kl` says so.
         tasks: files of the tasks' folder; empty for tasks that lm-evaluation-harness ships.
         operation: with the engine of responses.
     """
@@ -153,6 +156,13 @@ def score_model(
         ]
         for name in spec.conversations:
             scores["conversations"][name]["exact_match"] = summarize([r for r in responses if r.corpus == name])
+        if spec.kl:
+            start, _ = _load(replace(stack, results=kl_from, base=spec.kl_base), ref_logps, chat, compute)
+            answered = [cache.known[Request(ids).digest].tokens for ids in encoded]
+            kl_by_response = kl_of_responses(loaded, start, encoded, answered, compute)
+            for name in spec.conversations:
+                of_corpus = [kl for kl, prompt in zip(kl_by_response, prompts, strict=True) if prompt.corpus == name]
+                scores["conversations"][name]["kl"] = summarize_kl(of_corpus)
         if prepared:
             scores |= run_tasks(loaded, prepared, spec.tasks, mode.batch_size(spec.tasks.batch_size))
             about = about | {"task_data": prepared.data}

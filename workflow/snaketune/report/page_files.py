@@ -13,6 +13,7 @@ from typing import Any
 from snaketune.files import write_json
 from snaketune.report.charts.data_charts import data_charts
 from snaketune.report.charts.model_charts import evaluation_chart, preferences_chart, race_chart, variants_chart
+from snaketune.report.charts.round_charts import rounds_chart
 from snaketune.report.charts.style import Chart, model_styles
 from snaketune.report.charts.training_charts import dpo_chart, sft_chart
 from snaketune.report.compare import measures, variants
@@ -24,6 +25,7 @@ from snaketune.report.data.packing_flow import pack_flows, training_flows
 from snaketune.report.data.preference_shift import flips, preference_changes
 from snaketune.report.data.races import races_of
 from snaketune.report.data.results import ResultSet, unique
+from snaketune.report.data.rounds import rounds_of
 from snaketune.report.data.sampled import sampled_tables, selections
 from snaketune.report.data.sampled import score_rows as scores_of_samples
 from snaketune.report.data.samples import Sample, answers_while_training, choose, dropped_examples, tokenized_rows
@@ -87,6 +89,7 @@ class Pages:
         self.styles = model_styles([*results.models, *earlier.labels])
         self.side_by_side = side_by_side_files(prompt_corpora(results.evaluations))
         self.races = races_of(results)
+        self.rounds = rounds_of(results)
         self.variants = variants.compare_variants(results, spec.sort_by)
         self.changes = preference_changes(results)
         self.shared = {
@@ -122,11 +125,15 @@ class Pages:
             "sft": ({"sft"}, lambda: sft_chart(results, styles)),
             "dpo": ({"dpo"}, lambda: dpo_chart(results, styles)),
             "variants": ({"dpo"}, lambda: variants_chart(self.variants, self.changes, styles)),
+            "rounds": ({"select"}, lambda: rounds_chart(self.rounds)),
             "race": ({"race"}, lambda: race_chart(self.races, styles)),
             "evaluation": ({"eval"}, lambda: evaluation_chart(results, styles)),
             "preferences": ({"dpo", "eval"}, lambda: preferences_chart(self.changes, styles)),
         }
         made = {name: make() for name, (stages, make) in charts.items() if stages <= results.stages}
+        if not self.rounds:
+            # Selected rows of another model.
+            made.pop("rounds", None)
         if self.earlier.others:
             made["compare"] = self.earlier.chart(styles)
         return made | data_charts(results)
@@ -161,6 +168,7 @@ class Pages:
             },
             "judged": judged_comparisons(results),
             "races": self.races,
+            "rounds": self.rounds,
             "samples": self._samples(SAMPLES_ON_THE_OVERVIEW),
             "preference_changes": self._changes([best] if best else self.variants.labels[:1], FLIPS_ON_THE_OVERVIEW),
             "jobs": job_rows(results),

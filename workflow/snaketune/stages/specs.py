@@ -310,6 +310,8 @@ class EvalSpec(Model):
     tasks: TaskSettings | None  # tasks from the job's task files; without files, tasks that lm-evaluation-harness ships
     samples: int
     judged: int  # prompts per corpus that have a response for a judge
+    kl: bool = False  # whether the divergence from another model is measured
+    kl_base: Pretrained | Scratch | None = None  # that model itself, or the base layers of its adapters, as `base`
 
 
 class RaceSpec(Model):

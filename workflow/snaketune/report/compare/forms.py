@@ -80,12 +80,19 @@ class ExactMatch(Share):
     mean_response_tokens_interval: Interval = None
 
 
+class Divergence(Form):
+    per_token: Number = None
+    per_token_interval: Interval = None
+    per_response: Number = None
+
+
 class Conversations(Form):
     held_out_loss: Number = None
     held_out_loss_interval: Interval = None
     perplexity: Number = None
     perplexity_interval: Interval = None
     exact_match: ExactMatch | None = None
+    kl: Divergence | None = None
 
 
 class Preferences(Form):

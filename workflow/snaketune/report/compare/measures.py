@@ -115,6 +115,7 @@ def _of_prompts(entries: list[dict[str, Any]]) -> Iterator[Kind]:
     for task in sorted({task for entry in entries for task in at_keys(entry, ["exact_match", "by_task"])}):
         yield ("exact_match", "by_task", task, "share"), f"exact match: {clean(task)}", "share", 1
     yield ("exact_match", "mean_response_tokens"), "mean response length", "tokens", 0
+    yield ("kl", "per_token"), "KL divergence of responses, per token", "nats", 0
 
 
 def _of_pairs(entries: list[dict[str, Any]]) -> Iterator[Kind]:

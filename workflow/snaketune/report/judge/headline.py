@@ -8,9 +8,10 @@ from snaketune.report.compare.variants import Variants
 from snaketune.report.data.corpus_flow import corpus_flows
 from snaketune.report.data.packing_flow import pack_flows
 from snaketune.report.data.results import ResultSet, ScoredModel, logged_numbers
+from snaketune.report.data.rounds import rounds_of
 from snaketune.report.data.sampled import sampled_tables, selections
 from snaketune.report.data.win_rates import judged_comparisons
-from snaketune.report.judge import data_rules, sampling_rules, win_rate_rules
+from snaketune.report.judge import data_rules, round_rules, sampling_rules, win_rate_rules
 from snaketune.report.judge.findings import WARNS, ReportFinding
 from snaketune.report.judge.training_rules import preflight_findings, slow_nodes, training_findings, trainings
 from snaketune.report.judge.verdict import (
@@ -193,4 +194,5 @@ def collect_findings(
     findings += sampling_rules.selection_findings(selections(results))
     findings += sampling_rules.engine_findings(results)
     findings += win_rate_rules.judge_findings(judged_comparisons(results))
+    findings += round_rules.round_findings(rounds_of(results))
     return sorted(findings, key=lambda finding: (finding.severity != WARNS, -finding.gain))

@@ -82,6 +82,8 @@ def eval_job(context: Context, evaluation_name: str, evaluation: Evaluation, mod
     # None: tasks that lm-evaluation-harness ships.
     folder = evaluation.tasks.folder if evaluation.tasks else None
     tasks = task_files(folder) if folder else TaskFiles((), ())
+    kl_from = evaluation.kl_from if evaluation.kl_from != model else None
+    start = named_model(context, kl_from)[1] if kl_from else Weights()
     packs: list[tuple[Kind, str]] = [
         *(("sft", corpus) for corpus in evaluation.conversations),
         *(("preference", corpus) for corpus in evaluation.preferences),
@@ -96,6 +98,8 @@ def eval_job(context: Context, evaluation_name: str, evaluation: Evaluation, mod
             trust_remote_code=trusts_remote_code(config, trained),
             tasks=spec_from(TaskSettings, evaluation.tasks) if evaluation.tasks else None,
             judged=evaluation.judge.prompts if evaluation.judge else 0,
+            kl=kl_from is not None,
+            kl_base=start.base,
         ),
         weights.artifacts
         | {
@@ -103,8 +107,9 @@ def eval_job(context: Context, evaluation_name: str, evaluation: Evaluation, mod
             "corpora": tuple(corpus_job(context, corpus) for corpus in evaluation.conversations),
             "packs": tuple(pack_job(context, of, corpus, sft.tokenizer, evaluation.packing) for of, corpus in packs),
             "ref_logps": references,
+            "kl_from": start.results,
         },
-        files={"base": weights.files, "tasks": tasks.inside, "task_data": tasks.outside},
+        files={"base": weights.files, "kl_base": start.files, "tasks": tasks.inside, "task_data": tasks.outside},
         operation=spec_from(Execution, evaluation.operation, gpus=sft.operation.gpus and 1),
     )
 
