@@ -19,6 +19,7 @@ from snaketune.config import (
     lora,
     losses,
     operation,
+    round_keys,
     sampling,
     scoring,
     tokenizers,
@@ -47,6 +48,7 @@ def models() -> set[str]:
             lora,
             losses,
             operation,
+            round_keys,
             held_out,
             doctor,
             evaluations,
@@ -72,6 +74,8 @@ def models() -> set[str]:
             generation.Decoding,
             generation.EngineChoice,
             evaluations.TaskSettings,
+            sampling.Responses,
+            scoring.Scoring,
         )
     }
 

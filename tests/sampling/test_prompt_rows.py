@@ -1,5 +1,6 @@
 """Prompts of a sample: which rows, up to which turn, and what doesn't fit."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ from snaketune.corpus.rows import SCHEMAS
 from snaketune.errors import SnaketuneError
 from snaketune.sampling.prompts import build
 from snaketune.sampling.responses import Request
+from snaketune.sampling.tables import SCORE_FIELDS, SCORES
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import PromptsSpec
 from snaketune.tables import read_table, write_table
@@ -38,13 +40,25 @@ def corpus(folder: Path, kind: str, rows: list[dict], split: str = "train") -> A
     return Artifact(folder.parent / "manifest.json", {"payload": describe_files(folder), "records": {}}, folder)
 
 
-def prompts(tmp_path: Path, tokenizer: Artifact, rows: list[dict], kind: str = "conversations", **spec):
+def prompts(
+    tmp_path: Path,
+    tokenizer: Artifact,
+    rows: list[dict],
+    kind: str = "conversations",
+    scores: Sequence[Artifact] = (),
+    **spec,
+):
     settings = DEFAULTS | {"template_variables": {}, "base": BASE, "new_tokens": 10} | spec
     made = corpus(tmp_path / "corpus", kind, rows, settings["split"])
     work = WorkFolder(tmp_path / "work")
     work.start()
     outcome = build(
-        PromptsSpec(**settings), work, corpora=[made] * len(settings["corpora"]), tokenizer=tokenizer, base=[]
+        PromptsSpec(**settings),
+        work,
+        corpora=[made] * len(settings["corpora"]),
+        tokenizer=tokenizer,
+        base=[],
+        scores=scores,
     )
     return outcome, read_table(work.payload / "prompts.arrow").to_pylist()
 
@@ -127,3 +141,49 @@ def test_what_the_template_refuses_is_left_out_and_counted(tmp_path, tokenizer, 
     outcome, rows = prompts(tmp_path, tokenizer, CHAT)
     assert [row["id"] for row in rows] == ["b"] and outcome.counts["left_out"] == {"odd_turn": 1}
     assert "left out: prompt a of chat: the template refuses it" in capsys.readouterr().out
+
+
+def scored(folder: Path, scores: dict[str, list[float | None]], turn: int = 1) -> Artifact:
+    """Scores of an earlier sample by row."""
+    rows = [
+        {"id": id, "turn": turn, "index": index, "score": score}
+        for id, values in scores.items()
+        for index, score in enumerate(values)
+    ]
+    folder.mkdir()
+    write_table(folder / SCORES, pa.Table.from_pylist(rows, pa.schema([*SCORE_FIELDS, ("score", pa.float64())])))
+    return Artifact(folder.parent / "manifest.json", {"payload": describe_files(folder), "records": {}}, folder)
+
+
+def test_a_later_sample_takes_the_rows_that_an_earlier_one_left(tmp_path, tokenizer):
+    rows = [{"id": id, "messages": turns(f"Q {id}", "A")} for id in "dbeac"]
+
+    def ids(skip: int, limit: int | None = 2) -> str:
+        _, taken = prompts(tmp_path / f"{skip}-{limit}", tokenizer, rows, skip=skip, limit=limit)
+        return "".join(row["id"] for row in taken)
+
+    # Where they don't last, it begins again.
+    assert [ids(0), ids(2), ids(4), ids(6)] == ["ab", "cd", "ea", "bc"]
+    assert ids(2, limit=None) == "cdeab"
+
+
+def test_settled_rows_are_left_out_or_sampled_less(tmp_path, tokenizer):
+    rows = [{"id": id, "messages": turns(f"Q {id}", "A")} for id in ("both", "once", "right", "unknown", "wrong")]
+    first = scored(tmp_path / "first", {"both": [1, 1], "right": [0, 1], "wrong": [0, 0], "once": [1]})
+    second = scored(tmp_path / "second", {"both": [1, 0], "right": [1, 1, None]})
+
+    def left(tmp: str, *scores: Artifact, **spec) -> tuple[list[str], dict]:
+        outcome, taken = prompts(tmp_path / tmp, tokenizer, rows, scores=scores, settled=0.0, **spec)
+        return [row["id"] for row in taken], outcome.counts["left_out"]
+
+    assert left("one", first) == (["once", "right", "unknown"], {"settled": 2})
+    # The last sample that has a row says whether it is settled; `limit` counts those that are left.
+    assert left("two", first, second, limit=2) == (["both", "once"], {"settled": 2})
+    many = [{"id": f"row {n}", "messages": turns(f"Q{n}", "A")} for n in range(400)]
+    known = scored(tmp_path / "many", {row["id"]: [1, 1] for row in many})
+    kept = [
+        {row["id"] for row in prompts(tmp_path / f"share-{share}", tokenizer, many, scores=[known], settled=share)[1]}
+        for share in (0.2, 0.5, 1.0)
+    ]
+    assert kept[0] < kept[1] < kept[2] and len(kept[2]) == 400
+    assert [len(ids) / 400 for ids in kept] == pytest.approx([0.2, 0.5, 1.0], abs=0.06)

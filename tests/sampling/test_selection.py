@@ -32,7 +32,7 @@ def artifact(folder: Path) -> Artifact:
 def select(tmp_path: Path, responses: list[list[tuple]], kind: str = "preferences", prompt: dict | None = None, **spec):
     """Run the stage. Args: responses: for each prompt (text, score, length, further columns)."""
     for name in ("sample", "score"):
-        (tmp_path / name).mkdir()
+        (tmp_path / name).mkdir(parents=True)
     prompts = [
         {"id": f"p{n}", "turn": 1, "corpus": "chat", "messages": [{"role": "user", "content": f"Q{n}"}], "answer": "7"}
         | (prompt or {})
@@ -167,3 +167,12 @@ def test_how_many_prompts_are_solved_is_in_the_manifest(tmp_path):
 def test_a_selection_of_nothing_says_why(tmp_path, kind, spec, said):
     with pytest.raises(SnaketuneError, match=said):
         select(tmp_path, [[("a", 1, 5), ("b", 1, 5)]], kind=kind, **spec)
+
+
+def test_a_selection_of_too_little_names_the_model_to_end_with(tmp_path):
+    responses = [[("a", 1, 5), ("b", 0, 5)], [("a", 1, 5), ("b", 1, 5)]]
+    outcome, _ = select(tmp_path / "enough", responses, min_rows=1)
+    assert outcome.counts["rows"] == 1
+    said = r"2 prompts give 1 rows, fewer than min_rows: 2 \(prompts without: equal scores: 1\)"
+    with pytest.raises(SnaketuneError, match=said):
+        select(tmp_path / "little", responses, min_rows=2)

@@ -64,7 +64,10 @@ class _Rounds:
     def __init__(self, config: Workflow, section: str, name: str, run: Sft | Dpo):
         self.config, self.section, self.name, self.run = config, section, name, run
         self.key = f"{section}.{name}"
-        changes = run.rounds if isinstance(run.rounds, tuple) else ({},) * (run.rounds or 0)
+        assert run.rounds and run.sample, "the config was checked: a run with rounds has a sample"
+        self.first_prompts = run.sample.prompts
+        unchanged: dict[str, Any] = {}
+        changes = run.rounds if isinstance(run.rounds, tuple) else (unchanged,) * run.rounds
         self.runs = [self._changed(number, change) for number, change in enumerate(changes)]
 
     def _changed(self, number: int, change: dict[str, Any]) -> Any:
@@ -88,7 +91,9 @@ class _Rounds:
         """The runs of the rounds by name. Args: entries: by section, to which what the rounds are made from is added."""
         self._check_split()
         names = [f"{self.name}-{number}" for number in range(1, len(self.runs) + 1)]
-        model, taken, runs = self._start(names[0]), 0, {}
+        # What the first round samples.
+        model, taken = self.run.start or f"base:{names[0]}", 0
+        runs: dict[str, Any] = {}
         for number, (name, run) in enumerate(zip(names, self.runs)):
             prompts = run.sample.prompts
             known = {"scored": names[:number], "settled": prompts.settled} if number and prompts.settled < 1 else {}
@@ -106,10 +111,6 @@ class _Rounds:
             runs[name] = self._round(run, name, model if number else None)
             model = f"{self.section}:{name}"
         return runs
-
-    def _start(self, first: str) -> str:
-        """The model that the first round samples. Args: first: the name of the first round."""
-        return self.run.start or f"base:{first}"
 
     def _round(self, run: Any, name: str, before: str | None) -> Sft | Dpo:
         """The training of a round. Args: before: the model of the round before; None for the first one."""
@@ -146,7 +147,7 @@ class _Rounds:
             for source in self.config.corpora[corpus].sources
         ]
         joined = [self.config.corpora[corpus] for corpus in self.run.mix]
-        alike = joined[0] if joined else self.config.corpora[self.run.sample.prompts.corpora[0]]
+        alike = joined[0] if joined else self.config.corpora[self.first_prompts.corpora[0]]
         settings = alike.model_dump(exclude=OF_SOURCES) if joined else {}
         settings |= {"held_out": alike.held_out, "split_seed": alike.split_seed}
         description = "Pairs of responses of the model itself" + "".join(f", and of {name}" for name in self.run.mix)

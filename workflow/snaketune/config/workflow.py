@@ -91,7 +91,9 @@ class Workflow(Model):
 
     def lora_of(self, run: Sft | Dpo) -> Lora | None:
         """The adapter settings of a run; those of the run before if it continues that one's adapter."""
-        return self.lora_of(self.run_of(run.start)) if run.start and run.lora == "continued" else run.lora
+        while isinstance(run, Dpo) and run.lora == "continued":
+            run = self.run_of(run.start)
+        return run.lora if isinstance(run.lora, Lora) else None
 
     def sft_below(self, run: Dpo) -> str:
         """Name of the SFT run that a DPO run starts from, directly or by way of other DPO runs."""

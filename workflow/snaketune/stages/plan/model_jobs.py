@@ -7,6 +7,8 @@
 A training waits for the race before it, which may pause it (`stages.races`).
 """
 
+from typing import Any
+
 from snaketune.config.evaluations import Evaluation, ExactMatch, TaskSettings
 from snaketune.config.generation import Generation
 from snaketune.config.held_out import snapshot_name
@@ -130,7 +132,7 @@ def _race_job(context: Context, stage: str, grid: str, rung: float) -> Job:
     run = getattr(context.config, stage)[variants[0]]
     race, name = run.race, f"{stage}-{grid}"
     models = [f"{stage}:{snapshot_name(variant, rung)}" for variant in variants]
-    rows = {"conversations" if stage == "sft" else "preferences": (run.corpus,)}
+    rows: dict[str, Any] = {"conversations" if stage == "sft" else "preferences": (run.corpus,)}
     # As few responses as can be.
     evaluation = Evaluation(
         models=tuple(models),
