@@ -226,13 +226,20 @@ class Results(DataResults):
         counts = {"responses": 24, "scored": 20, "without": {"the row has no answer": 4}}
         return self.add("score", name, spec=spec, counts=counts, inputs={"samples": [sample]}, mean=mean)
 
-    def select(self, name: str, score: str, *, chosen: float = 9.0, rejected: float = 8.0) -> str:
+    def select(
+        self, name: str, score: str, *, chosen: float = 9.0, rejected: float = 8.0, sample: str | None = None
+    ) -> str:
         """Write pairs of scored responses. Args: chosen, rejected: their mean lengths in tokens."""
         counts = {"prompts": 8, "rows": 5, "prompts_without": {"equal scores": 3}, "left_out": {"truncated": 2}}
         solved = {"low": 0.0, "high": 1.0, "prompts": [2, 0, 0, 0, 0, 5, 0, 0, 0, 1]}
         about = {"mean_tokens": {"chosen": chosen, "rejected": rejected}, "solved": solved}
         return self.add(
-            "select", name, spec={"kind": "preferences"}, counts=counts, inputs={"scores": [score]}, **about
+            "select",
+            name,
+            spec={"kind": "preferences", "at_least": None},
+            counts=counts,
+            inputs={"scores": [score], "samples": [sample] if sample else []},
+            **about,
         )
 
     def race(

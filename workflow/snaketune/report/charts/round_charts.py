@@ -66,10 +66,11 @@ def _right(chain: Rounds, scores: HeldOutScores | None) -> Panel:
 def _over_rounds(title: str, points: Points, chain: Rounds) -> Panel:
     def draw(ax: Axes) -> None:
         _draw(ax, points, HELD_OUT)
-        ax.set_ylim(bottom=0.0)
+        highest = max(max(value, *(bounds or (value,))) for value, bounds in points.values())
+        ax.set_ylim(0.0, 1.15 * highest or 1.0)
         _of_rounds(ax, chain)
 
-    return Panel(title=title, draw=draw, height=1.8)
+    return Panel(title=title, draw=draw)
 
 
 def _draw(ax: Axes, points: Points, style: Style) -> None:
