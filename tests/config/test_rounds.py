@@ -85,10 +85,10 @@ def test_a_round_takes_prompts_that_earlier_rounds_did_not_take(rounds):
     config, _ = load(rounds)
     prompts = [config.sample[f"own-{number}"].prompts for number in (1, 2, 3)]
     assert [(one.skip, one.limit, one.scored) for one in prompts] == [(0, 100, ()), (100, 300, ()), (400, 100, ())]
-    rounds = put(rounds, "sft.own.sample.prompts.settled", 0.1)
+    rounds = put(rounds, "sft.own.sample.prompts.solved", 0.1)
     config, _ = load(rounds)
     prompts = [config.sample[f"own-{number}"].prompts for number in (1, 2, 3)]
-    assert [(one.scored, one.settled) for one in prompts] == [((), 1.0), (("own-1",), 0.1), (("own-1", "own-2"), 0.1)]
+    assert [(one.scored, one.solved) for one in prompts] == [((), 1.0), (("own-1",), 0.1), (("own-1", "own-2"), 0.1)]
 
 
 def test_a_change_in_a_round_leaves_those_before_it_alone_and_a_further_one_all(rounds):

@@ -167,22 +167,26 @@ def test_a_later_sample_takes_the_rows_that_an_earlier_one_left(tmp_path, tokeni
     assert ids(2, limit=None) == "cdeab"
 
 
-def test_settled_rows_are_left_out_or_sampled_less(tmp_path, tokenizer):
-    rows = [{"id": id, "messages": turns(f"Q {id}", "A")} for id in ("both", "once", "right", "unknown", "wrong")]
-    first = scored(tmp_path / "first", {"both": [1, 1], "right": [0, 1], "wrong": [0, 0], "once": [1]})
+def test_solved_and_unsolved_rows_are_left_out_or_sampled_less(tmp_path, tokenizer):
+    rows = [{"id": id, "messages": turns(f"Q {id}", "A")} for id in ("both", "half", "right", "unknown", "wrong")]
+    first = scored(tmp_path / "first", {"both": [1, 1], "right": [0, 1], "wrong": [0, 0], "half": [0.5, 0.5]})
     second = scored(tmp_path / "second", {"both": [1, 0], "right": [1, 1, None]})
 
-    def left(tmp: str, *scores: Artifact, **spec) -> tuple[list[str], dict]:
-        outcome, taken = prompts(tmp_path / tmp, tokenizer, rows, scores=scores, settled=0.0, **spec)
+    def left(*scores: Artifact, **spec) -> tuple[list[str], dict]:
+        folder = tmp_path / f"taken-{len(list(tmp_path.iterdir()))}"
+        outcome, taken = prompts(folder, tokenizer, rows, scores=scores, **spec)
         return [row["id"] for row in taken], outcome.counts["left_out"]
 
-    assert left("one", first) == (["once", "right", "unknown"], {"settled": 2})
-    # The last sample that has a row says whether it is settled; `limit` counts those that are left.
-    assert left("two", first, second, limit=2) == (["both", "once"], {"settled": 2})
+    assert left(first, solved=0.0) == (["half", "right", "unknown", "wrong"], {"solved": 1})
+    assert left(first, unsolved=0.0) == (["both", "half", "right", "unknown"], {"unsolved": 1})
+    # The last sample that has a row says what it is; `limit` counts those that are left.
+    assert left(first, second, solved=0.0, unsolved=0.0, limit=2) == (["both", "half"], {"solved": 1, "unsolved": 1})
+    # Where all responses to all rows have one score, none is better.
+    assert left(scored(tmp_path / "same", {"both": [1, 1], "right": [1]}), solved=0.0)[1] == {}
     many = [{"id": f"row {n}", "messages": turns(f"Q{n}", "A")} for n in range(400)]
-    known = scored(tmp_path / "many", {row["id"]: [1, 1] for row in many})
+    known = scored(tmp_path / "many", {row["id"]: [1, 1] for row in many} | {"another": [0]})
     kept = [
-        {row["id"] for row in prompts(tmp_path / f"share-{share}", tokenizer, many, scores=[known], settled=share)[1]}
+        {row["id"] for row in prompts(tmp_path / f"share-{share}", tokenizer, many, scores=[known], solved=share)[1]}
         for share in (0.2, 0.5, 1.0)
     ]
     assert kept[0] < kept[1] < kept[2] and len(kept[2]) == 400

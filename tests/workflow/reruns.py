@@ -527,14 +527,15 @@ SINGLE |= {
 }  # fmt: skip
 EARLIER = {
     "sample.first": SAMPLED, "score.worth": CHECKED | {"samples": "first"},
-    "sample.tries": SAMPLED | {"prompts": {"corpora": ["chat"], "limit": 6, "scored": ["worth"], "settled": 0.5}},
+    "sample.tries": SAMPLED | {"prompts": {"corpora": ["chat"], "limit": 6, "scored": ["worth"], "solved": 0.5, "unsolved": 0.5}},
 }  # fmt: skip
 TABLE["sample.prompts.skip"] = (
     {"sample.tries": SAMPLED | {"prompts": {"corpora": ["chat"], "limit": 6, "skip": 6}}},
     SAMPLE,
 )
-SINGLE["sample.prompts.settled"] = (EARLIER, {"sample.tries.prompts.settled": 0.0}, {"prompts"})
-for key in ("scored", "settled"):
+for key in ("solved", "unsolved"):
+    SINGLE[f"sample.prompts.{key}"] = (EARLIER, {f"sample.tries.prompts.{key}": 0.0}, {"prompts"})
+for key in ("scored", "solved", "unsolved"):
     TABLE[f"sample.prompts.{key}"] = (EARLIER, SAMPLE | {"score"})
 TABLE["corpora.sources.min_rows"] = (
     WORTH | {"corpora.own": {"kind": "conversations", "sources": [{"scores": "worth", "rows": "best", "min_rows": 1}]}},

@@ -96,8 +96,9 @@ class _Rounds:
         runs: dict[str, Any] = {}
         for number, (name, run) in enumerate(zip(names, self.runs)):
             prompts = run.sample.prompts
-            known = {"scored": names[:number], "settled": prompts.settled} if number and prompts.settled < 1 else {}
-            prompts = type(prompts)(**(dict(prompts) | {"skip": taken, "settled": 1.0} | known))
+            # Before the first round, no score is known.
+            known = {"scored": names[:number]} if number else {"solved": 1.0, "unsolved": 1.0}
+            prompts = type(prompts)(**(dict(prompts) | {"skip": taken} | (known if prompts.leaves_out else {})))
             taken += prompts.limit or 0
             made = {
                 "sample": Sample(**(dict(run.sample) | {"model": model, "prompts": prompts})),

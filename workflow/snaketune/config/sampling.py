@@ -26,10 +26,18 @@ class Prompts(Model):
     """Number of rows per corpus that come last instead of first, so that `limit` takes them only where the others don't
     suffice: those that an earlier sample took."""
     scored: Annotated[tuple[Name, ...], ListedOnce] = ()
-    """Entries of `score:` of earlier samples, the last one last, by which prompts are known to be settled; see `settled`."""
-    settled: Fraction = 1.0
-    """Share that is sampled again of the rows whose responses in `scored` all had one score: always right, or always wrong.
-    They teach nothing where responses are compared; 0 leaves them out."""
+    """Entries of `score:` of earlier samples of these rows, the last one last; see `solved` and `unsolved`."""
+    solved: Fraction = 1.0
+    """Share that is sampled again of the rows that are always right: all responses had the highest score that any response
+    had. There is nothing left to learn from them; 0 leaves them out. The last entry of `scored` that has a row decides."""
+    unsolved: Fraction = 1.0
+    """Share that is sampled again of the rows that are always wrong: all responses had the lowest score. Where responses are
+    compared, they teach nothing before the model solves them at times."""
+
+    @property
+    def leaves_out(self) -> str | None:
+        """The key by which rows are left out for their scores; None if there is none."""
+        return "solved" if self.solved < 1 else "unsolved" if self.unsolved < 1 else None
 
 
 class SampleOperation(EngineChoice):
@@ -75,12 +83,12 @@ class Sample(Responses):
     """Model: `base:NAME` (the initial weights of the SFT run NAME), `sft:NAME`, `dpo:NAME` or `merge:NAME`."""
 
     @model_validator(mode="after")
-    def _knows_settled(self) -> Self:
-        scored, settled = self.prompts.scored, self.prompts.settled
-        if settled < 1 and not scored:
+    def _knows_scores(self) -> Self:
+        scored, leaves_out = self.prompts.scored, self.prompts.leaves_out
+        if leaves_out and not scored:
             raise ValueError(
-                "prompts.settled leaves out prompts by their scores; name entries of `score:` under scored"
+                f"prompts.{leaves_out} leaves out prompts by their scores; name entries of `score:` under scored"
             )
-        if scored and settled == 1:
-            raise ValueError(f"prompts.scored has no effect with settled: 1; lower settled, or remove {scored[0]}")
+        if scored and not leaves_out:
+            raise ValueError(f"prompts.scored has no effect without solved or unsolved; set one, or remove {scored[0]}")
         return self

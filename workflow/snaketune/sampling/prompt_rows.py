@@ -1,8 +1,8 @@
 """Choose and encode prompts: the work of the `prompts` stage. `sampling.tables` lists the columns.
 
 Rows are taken by id, which is a digest, so that is a random order. `skip` moves the first rows to the end, for a sample after
-one that has taken them. A row is settled if, in the last of the earlier samples that has it, all responses have one score:
-comparing them teaches nothing. Of settled rows, a share is chosen by their ids.
+one that has taken them. A row is solved if, in the last of the earlier samples that has it, all responses have the highest score
+of that sample, and unsolved if all have the lowest. Of both, a share is chosen by their ids.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ def write_prompts(
     """Write `prompts.arrow`.
 
     Args:
-        scores: of earlier samples; see `_settled`.
+        scores: of earlier samples; see `_known`.
     Raises:
         SnaketuneError: there is no prompt, or one doesn't fit into the model with its response.
     """
@@ -52,15 +52,15 @@ def write_prompts(
     positions = _positions(spec)
     left_out: Counter[str] = Counter()
     prompts: list[dict[str, Any]] = []
-    settled = _settled(scores)
+    known = _known(scores)
     chosen: list[dict[str, Any]] = []
     for name, corpus in zip(spec.corpora, corpora, strict=True):
         table = read_table(corpus.file(f"{spec.split}.arrow"))
         rows = _order(table["id"].to_pylist(), spec.skip)
-        taught = [row for row in rows if not _is_dropped(table["id"][row].as_py(), settled, spec.settled)]
-        if dropped := len(rows) - len(taught):
-            left_out["settled"] += dropped
-        chosen += _prompts(name, table.take(taught[: spec.limit]), spec)
+        reasons = [_left_out(table["id"][row].as_py(), known, spec) for row in rows]
+        left_out.update(filter(None, reasons))
+        rows = [row for row, reason in zip(rows, reasons, strict=True) if not reason]
+        chosen += _prompts(name, table.take(rows[: spec.limit]), spec)
     for prompt in progress(chosen, "encoding", "prompts", len(chosen)):
         variables = json.loads(prompt["template_variables"] or "{}") | spec.template_variables
         prompt["template_variables"] = json.dumps(variables) if variables else None
@@ -114,26 +114,29 @@ def _order(ids: list[str], skip: int) -> list[int]:
     return rows[first:] + rows[:first]
 
 
-def _settled(scores: Sequence[Artifact]) -> dict[str, bool]:
-    """By id, whether all responses to a row have one score in the last sample that has several scores of it."""
-    known: dict[str, bool] = {}
+def _known(scores: Sequence[Artifact]) -> dict[str, str]:
+    """The rows that are solved or unsolved, by id; other rows that have scores are "". A row with several prompts is what all
+    of them are."""
+    known: dict[str, str] = {}
     for artifact in scores:
-        values: dict[tuple[str, int], list[float]] = {}
-        for row in read_table(artifact.file(SCORES)).select(["id", "turn", "score"]).to_pylist():
+        of_row: dict[str, set[float]] = {}
+        for row in read_table(artifact.file(SCORES)).select(["id", "score"]).to_pylist():
             if row["score"] is not None:
-                values.setdefault((row["id"], row["turn"]), []).append(row["score"])
-        of_row: dict[str, bool] = {}
-        for (id, _), found in values.items():
-            if len(found) > 1:
-                of_row[id] = of_row.get(id, True) and len(set(found)) == 1
-        known |= of_row
+                of_row.setdefault(row["id"], set()).add(row["score"])
+        low, high = (bound(map(bound, of_row.values()), default=0.0) for bound in (min, max))
+        named = {high: "solved", low: "unsolved"} if low < high else {}
+        known |= {id: named.get(next(iter(found)), "") if len(found) == 1 else "" for id, found in of_row.items()}
     return known
 
 
-def _is_dropped(id: str, settled: dict[str, bool], share: float) -> bool:
-    """Whether a row is settled, and not among the share of those that are sampled again."""
+def _left_out(id: str, known: dict[str, str], spec: PromptsSpec) -> str | None:
+    """Why a row isn't sampled again: it is `solved` or `unsolved`, and not among the share of these that are."""
+    reason = known.get(id)
+    if not reason:
+        return None
     # Not by the id's own digits: rows are taken in the order of these.
-    return settled.get(id, False) and int.from_bytes(hashlib.sha256(id.encode()).digest()[:4]) >= share * 2**32
+    place = int.from_bytes(hashlib.sha256(id.encode()).digest()[:4]) / 2**32
+    return reason if place >= getattr(spec, reason) else None
 
 
 def _prompts(name: str, table: pa.Table, spec: PromptsSpec) -> Iterator[dict[str, Any]]:

@@ -212,7 +212,8 @@ class PromptsSpec(Model):
     base: Pretrained | Scratch  # the model below the sampled one, which has as many positions
     new_tokens: int
     skip: int = 0
-    settled: float = 1.0  # by the job's scores
+    solved: float = 1.0  # by the job's scores
+    unsolved: float = 1.0
 
 
 class ResponsesSpec(Model):
