@@ -42,6 +42,19 @@ def load(raw: dict[str, Any]) -> tuple[Workflow, Variants]:
     Raises:
         SnaketuneError: the config is invalid; one line per error with key, value found and what was expected.
     """
+    config, variants = written_out(raw)
+    expanded = {name: _with_snapshots(name, getattr(config, name), variants[name]) for name in RUN_SECTIONS}
+    config = config.model_copy(update=expanded)
+    _check_files(config)
+    check_references(config, variants)
+    check_sort_by(config, variants)
+    check_publish_targets(config, variants)
+    return config, variants
+
+
+def written_out(raw: dict[str, Any]) -> tuple[Workflow, Variants]:
+    """The config with an entry for each run of a grid and each step of a round, before references are checked; returned and
+    raised is the same as by `load`."""
     # These two before checks that would quote a secret.
     raw = apply_overrides(raw)
     # `tracking` has stricter rules of its own.
@@ -57,14 +70,7 @@ def load(raw: dict[str, Any]) -> tuple[Workflow, Variants]:
     except ValidationError as error:
         lines = lines_of(error)
         raise SnaketuneError("the config is wrong:\n" + "\n".join(f"  {line}" for line in lines)) from None
-    config, variants = expand_rounds(config, variants)
-    expanded = {name: _with_snapshots(name, getattr(config, name), variants[name]) for name in RUN_SECTIONS}
-    config = config.model_copy(update=expanded)
-    _check_files(config)
-    check_references(config, variants)
-    check_sort_by(config, variants)
-    check_publish_targets(config, variants)
-    return config, variants
+    return expand_rounds(config, variants)
 
 
 def _expand_runs(raw: dict[str, Any]) -> tuple[dict[str, Any], Variants]:

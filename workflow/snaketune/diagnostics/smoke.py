@@ -12,6 +12,7 @@ from typing import Any
 
 from snaketune.config.base import is_local_path
 from snaketune.config.base_models import Pretrained
+from snaketune.config.load import written_out
 from snaketune.config.overrides import apply_overrides
 from snaketune.config.task_files import TaskFiles, task_files
 from snaketune.errors import SnaketuneError, first_line
@@ -66,6 +67,8 @@ def write_smoke_run(config: str, folder: Path) -> None:
 def smoke_config(config: dict[str, Any], small_base: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
     """The config of the smoke run: the same entries, with less of everything."""
     smoke = {key: value for key, value in deepcopy(config).items() if key not in LEFT_OUT}
+    if any("rounds" in run for section in ("sft", "dpo") for run in smoke.get(section, {}).values()):
+        smoke = _with_rounds_written_out(smoke)
     for corpus in smoke.get("corpora", {}).values():
         if 0 < corpus.get("held_out", HELD_OUT) < 1:
             corpus["held_out"] = HELD_OUT
@@ -103,9 +106,19 @@ def smoke_config(config: dict[str, Any], small_base: Callable[[dict[str, Any]], 
     return smoke
 
 
+def _with_rounds_written_out(raw: dict[str, Any]) -> dict[str, Any]:
+    """The config with the entries that rounds stand for, which are shortened like any others."""
+    config, variants = written_out(raw)
+    written = config.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    for name, evaluation in config.eval.items():
+        written["eval"][name]["models"] = [*evaluation.every_model(variants)]
+    return written
+
+
 def _shorten_training(run: dict[str, Any], small_base: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     for key in ("base", "reference"):
-        if key in run:
+        # A reference may be another run.
+        if isinstance(run.get(key), dict):
             run[key] = small_base(run[key])
     _shorten_rows(run)
     if "training" in run:
