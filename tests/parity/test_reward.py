@@ -33,7 +33,10 @@ def made_pairs() -> list[dict[str, Any]]:
 
 def trl_loss(model: torch.nn.Module, margins: list[float] | None, coefficient: float | None, tokenizer, folder) -> Any:
     rows = [
-        {"chosen_ids": pair["prompt_ids"] + pair["chosen_ids"], "rejected_ids": pair["prompt_ids"] + pair["rejected_ids"]}
+        {
+            "chosen_ids": pair["prompt_ids"] + pair["chosen_ids"],
+            "rejected_ids": pair["prompt_ids"] + pair["rejected_ids"],
+        }
         | ({"margin": margins[number]} if margins else {})
         for number, pair in enumerate(made_pairs())
     ]

@@ -19,7 +19,7 @@ def made_from(config: Workflow, node: str) -> list[str]:
         case "tokenizers":
             return [f"corpora.{corpus}" for corpus in (entry.train.corpora if entry.train else ())]
         case "score":
-            judge = entry.by.judge and entry.by.judge.model
+            judge = (entry.by.judge and entry.by.judge.model) or (entry.by.reward and entry.by.reward.model)
             above = [f"sample.{entry.samples}", *(f"score.{summand}" for summand in entry.by.sum or ())]
             return [*above, *(_model(config, judge) if judge else ())]
         case "sample":

@@ -8,6 +8,7 @@ from snaketune.config.base import NAME_PATTERN, Model, Name, PositiveFloat, Revi
 from snaketune.config.corpus_sources import Corpus
 from snaketune.config.doctor import Doctor
 from snaketune.config.evaluations import Evaluation, Report
+from snaketune.config.reward_runs import Reward, Run
 from snaketune.config.sampling import Sample
 from snaketune.config.scoring import Score
 from snaketune.config.tokenizers import Tokenizer
@@ -68,6 +69,7 @@ class Workflow(Model):
     tokenizers: dict[Name, Tokenizer] = {}
     sft: dict[Name, Sft] = {}
     dpo: dict[Name, Dpo] = {}
+    reward: dict[Name, Reward] = {}
     merge: dict[Name, Merge] = {}
     sample: dict[Name, Sample] = {}
     score: dict[Name, Score] = {}
@@ -81,5 +83,5 @@ class Workflow(Model):
     """Additional reasons to rerun a stage, by the name of its rule: `code` reruns it when its code changes; `versions` also
     when versions of its libraries change."""
 
-    def tokenizer_of(self, run: Sft | Dpo) -> str:
+    def tokenizer_of(self, run: Run) -> str:
         return (run if isinstance(run, Sft) else self.sft[run.from_]).tokenizer

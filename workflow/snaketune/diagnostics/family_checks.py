@@ -14,6 +14,7 @@ from snaketune.diagnostics import run_checks
 from snaketune.diagnostics.leaks import check_leaks
 from snaketune.diagnostics.run_checks import check_new_tokens
 from snaketune.engine.model.devices import resolve_compute
+from snaketune.engine.model.reward_head import with_reward_head
 from snaketune.engine.packing.rows import PackedRows
 from snaketune.engine.packing.shards import RAW_FORMAT_VERSION
 from snaketune.errors import SnaketuneError
@@ -93,7 +94,8 @@ def _check_run(run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack
         config = read_config(spec.base) or scratch_config(spec.base, chat)
         rows = open_rows(pack, "train")
         summed = sft and run.run.loss == "nll" and not rows.weighted
-        found = check_machine(run.run, operation, compute, config, rows, dropout=sft, summed=summed)
+        trained = {"trained_model": with_reward_head} if run.rewards else {}
+        found = check_machine(run.run, operation, compute, config, rows, dropout=sft, summed=summed, **trained)
     except SnaketuneError as error:
         yield Finding(key=run.key, problem=str(error), do="correct it first: the training would stop at it")
         return

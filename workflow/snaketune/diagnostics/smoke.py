@@ -83,7 +83,7 @@ def smoke_config(config: dict[str, Any], small_base: Callable[[dict[str, Any]], 
         for key in ("adopt", "chat_template"):
             if key in tokenizer:
                 tokenizer[key] = _absolute(tokenizer[key])
-    for section in ("sft", "dpo"):
+    for section in ("sft", "dpo", "reward"):
         for run in smoke.get(section, {}).values():
             _shorten_training(run, small_base)
     for evaluation in smoke.get("eval", {}).values():
@@ -104,6 +104,8 @@ def smoke_config(config: dict[str, Any], small_base: Callable[[dict[str, Any]], 
 
 
 def _shorten_training(run: dict[str, Any], small_base: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    # The rows that stand for scored responses have no ratings.
+    run.pop("margin", None)
     for key in ("base", "reference"):
         if key in run:
             run[key] = small_base(run[key])

@@ -169,4 +169,8 @@ def collate_pairs(rows: list[dict[str, Any]], kernel: str, longest: int | None =
     columns = {name: np.concatenate([row[name] for row in rows]) for name in PAIR_COLUMNS if name in rows[0]}
     ends = completion_ends(batch["segments"].layout)
     # Counted on the host, so that no step waits for the device.
-    return batch | {name: torch.from_numpy(column) for name, column in columns.items()} | {"ends": ends, "pairs": len(ends) // 2}
+    return (
+        batch
+        | {name: torch.from_numpy(column) for name, column in columns.items()}
+        | {"ends": ends, "pairs": len(ends) // 2}
+    )

@@ -1,9 +1,9 @@
 """Metrics of a reward model on pairs: sums over the pairs, by source, and their means.
 
-    accuracy                            share of pairs whose chosen completion has the higher reward; equal ones count half
-    margin                              mean reward of the chosen completion minus that of the rejected one
-    chosen_reward, rejected_reward      mean rewards
-    sources.0/accuracy, …               each metric per source, numbered as in the config, if a corpus has several
+accuracy                            share of pairs whose chosen completion has the higher reward; equal ones count half
+margin                              mean reward of the chosen completion minus that of the rejected one
+chosen_reward, rejected_reward      mean rewards
+sources.0/accuracy, …               each metric per source, numbered as in the config, if a corpus has several
 """
 
 from collections.abc import Sequence

@@ -18,7 +18,7 @@ STAGE = Stage(
     job_name="{evaluation}/{model}",
     inputs={
         "tokenizer": exactly_one("tokenizer"),
-        "model": any_number("sft", "dpo", "merge"),
+        "model": any_number("sft", "dpo", "merge", "reward"),
         "base_layers": any_number("sft"),
         "corpora": any_number("corpus"),
         "packs": any_number("pack"),

@@ -5,13 +5,13 @@ from transformers import PreTrainedModel
 
 from snaketune.config.lora import Lora
 from snaketune.engine.model.adapters import add_adapters
-from snaketune.engine.model.reward_head import HEAD
+from snaketune.engine.model.parameters import REWARD_HEAD
 
 
 def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     """Wrap `model` so that only adapters and `lora.modules_to_save` are trained; errors as those of `add_adapters`."""
     # The head of a reward model is new, so it is trained in full.
-    new = () if model.can_generate() else (HEAD,)
+    new = () if model.can_generate() else (REWARD_HEAD,)
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,

@@ -1,12 +1,13 @@
 """Trainings before their models are loaded: what they are, how they run, on which rows, from which weights."""
 
 from collections.abc import Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from transformers import PretrainedConfig
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.config.operation import Execution
 from snaketune.engine.features import TrainingFeatures
@@ -17,7 +18,7 @@ from snaketune.engine.model.self_test_record import SelfTestRecord
 from snaketune.engine.packing.rows import PackedRows
 from snaketune.models.adapter_stack import AdapterStack
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.specs import DpoSpec, SftSpec
+from snaketune.stages.specs import TrainingSpec
 from snaketune.tracking.curves import TrackedRun
 from snaketune.training.self_test_records import record_of_test
 
@@ -33,7 +34,7 @@ class TrainingRun:
         adapter: folder of the adapter that is trained further; None if there is none.
     """
 
-    spec: SftSpec | DpoSpec
+    spec: TrainingSpec
     operation: Execution
     work: WorkFolder
     compute: Compute
@@ -41,9 +42,7 @@ class TrainingRun:
     adapter: Path | None = None
 
     @classmethod
-    def of(
-        cls, spec: SftSpec | DpoSpec, operation: Execution, work: WorkFolder, tracked: TrackedRun | None = None
-    ) -> Self:
+    def of(cls, spec: TrainingSpec, operation: Execution, work: WorkFolder, tracked: TrackedRun | None = None) -> Self:
         """Return a run on the device and precision that this process has."""
         compute = resolve_compute(spec.training.precision, training=True)
         return cls(spec=spec, operation=operation, work=work, compute=compute, tracked=tracked)
@@ -85,6 +84,7 @@ class PreparedTraining:
     Attributes:
         rows: training rows, as the trainer takes them; `str(rows)` describes them in the log.
         held_out: rows that may be measured while the training runs; None if it can't measure any.
+        arguments: of the trainer, besides those that all trainers have.
     """
 
     trainer_class: type[TrainingFeatures]
@@ -92,6 +92,7 @@ class PreparedTraining:
     run: TrainingRun
     initial: AdapterStack
     held_out: PackedRows | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def config(self) -> PretrainedConfig | None:
@@ -102,6 +103,12 @@ class PreparedTraining:
     def any_config(self) -> PretrainedConfig | None:
         """The config of the initial model, also if that is made from scratch."""
         return self.config or self.initial.new_config()
+
+    def load(self, weights_dtype: torch.dtype, quantized: bool = True) -> PreTrainedModel:
+        """Load the model that is trained. Args: quantized: whether its weights are in 4 bits where the spec has them so."""
+        quantization = self.run.spec.quantization if quantized else None
+        loaded = self.initial.load(weights_dtype, quantization)
+        return self.trainer_class.trained_model(loaded, self.run.spec.training.seed)
 
     def with_kernel(self) -> Self:
         """Return the training with the kernel for its model and packed rows; see `packing_support.choose_kernel`."""

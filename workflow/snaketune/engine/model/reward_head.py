@@ -18,10 +18,8 @@ from snaketune.engine.model.forward import inner_model, packed_inputs
 from snaketune.engine.model.kernels import SEPARATE, Segments
 from snaketune.engine.model.mixers import set_segments
 from snaketune.engine.model.padded_documents import batch_dependent_rope
+from snaketune.engine.model.parameters import REWARD_HEAD as HEAD
 from snaketune.errors import SnaketuneError
-
-# transformers' name of the head in decoders for sequence classification.
-HEAD = "score"
 
 
 def reward_class(config: PretrainedConfig) -> type[PreTrainedModel]:
@@ -80,7 +78,9 @@ def _forward(
     read = {name: inputs[name] for name in ("position_ids", "segments") if inputs.get(name) is not None}
     segments: Segments | None = inputs.get("segments")
     if ends_C is None or segments is None:
-        return SequenceClassifierOutputWithPast(logits=model.base_model(input_ids=input_ids, use_cache=False, **read)[0])
+        return SequenceClassifierOutputWithPast(
+            logits=model.base_model(input_ids=input_ids, use_cache=False, **read)[0]
+        )
     if segments.kernel == SEPARATE:
         padded = segments.padded(batch_dependent_rope(model.config))
         groups = [model.base_model(input_ids=ids_BL, use_cache=False)[0] for ids_BL in padded.split(input_ids[0])]
