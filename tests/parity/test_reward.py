@@ -1,6 +1,7 @@
 """Reward models against TRL's RewardTrainer: loss and gradients of the same pairs."""
 
 import copy
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,6 @@ def packed_order(rows) -> list[int]:
     for row in (rows[number] for number in range(len(rows))):
         layout = collate_pairs([row], CPU.kernel)["segments"].layout
         tokens, offsets = layout.sequences_of(layout.completions)
-        sequences = [row["input_ids"][tokens[a:b]].tolist() for a, b in zip(offsets, offsets[1:])]
+        sequences = [row["input_ids"][tokens[a:b]].tolist() for a, b in pairwise(offsets)]
         found += [wanted.index(pair) for pair in zip(sequences[::2], sequences[1::2])]
     return found

@@ -23,8 +23,8 @@ class Reward(Model):
     """Adds this times the mean square of the sum of a pair's two rewards, which keeps rewards near zero, such as 0.01
     (Eisenstein et al., 2023). Default: not added."""
     margin: bool = False
-    """Subtracts the difference of a pair's two ratings from that of its rewards (Llama 2, Touvron et al., 2023), so that clearly
-    better responses get clearly higher rewards. Needs ratings: a corpus of `layout: rated`, or of `scores`."""
+    """Subtracts the difference of a pair's two ratings from that of its rewards (Llama 2, Touvron et al., 2023), so that
+    clearly better responses get clearly higher rewards. Needs ratings: a corpus of `layout: rated`, or of `scores`."""
     packing: Packing = Packing()
     training: Training
     lora: Lora | None = None

@@ -51,6 +51,10 @@ def build(
 ) -> Outcome:
     """Fill `work.payload` with scores, responses, losses and log-probabilities; see `score_model`. lm-eval reads `task_data`,
     files outside the tasks' folder that tasks name, itself. Args: operation: with the engine of responses."""
+    if spec.rewards:
+        from snaketune.evaluation.reward_scores import score_reward_model
+
+        return score_reward_model(spec, work, model=model[0], packs=packs)
     from snaketune.evaluation.model_scores import score_model
 
     return score_model(

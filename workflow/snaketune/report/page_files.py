@@ -13,6 +13,7 @@ from typing import Any
 from snaketune.files import write_json
 from snaketune.report.charts.data_charts import data_charts
 from snaketune.report.charts.model_charts import evaluation_chart, preferences_chart, race_chart, variants_chart
+from snaketune.report.charts.reward_charts import reward_chart, reward_evaluation_chart
 from snaketune.report.charts.style import Chart, model_styles
 from snaketune.report.charts.training_charts import dpo_chart, sft_chart
 from snaketune.report.compare import measures, variants
@@ -24,6 +25,7 @@ from snaketune.report.data.packing_flow import pack_flows, training_flows
 from snaketune.report.data.preference_shift import flips, preference_changes
 from snaketune.report.data.races import races_of
 from snaketune.report.data.results import ResultSet, unique
+from snaketune.report.data.reward_models import reward_scores
 from snaketune.report.data.sampled import sampled_tables, selections
 from snaketune.report.data.sampled import score_rows as scores_of_samples
 from snaketune.report.data.samples import Sample, answers_while_training, choose, dropped_examples, tokenized_rows
@@ -122,11 +124,14 @@ class Pages:
             "sft": ({"sft"}, lambda: sft_chart(results, styles)),
             "dpo": ({"dpo"}, lambda: dpo_chart(results, styles)),
             "variants": ({"dpo"}, lambda: variants_chart(self.variants, self.changes, styles)),
+            "reward": ({"reward"}, lambda: reward_chart(results, styles)),
             "race": ({"race"}, lambda: race_chart(self.races, styles)),
             "evaluation": ({"eval"}, lambda: evaluation_chart(results, styles)),
             "preferences": ({"dpo", "eval"}, lambda: preferences_chart(self.changes, styles)),
         }
         made = {name: make() for name, (stages, make) in charts.items() if stages <= results.stages}
+        if results.of_rewards:
+            made["rewards"] = reward_evaluation_chart(results, styles)
         if self.earlier.others:
             made["compare"] = self.earlier.chart(styles)
         return made | data_charts(results)
@@ -159,6 +164,7 @@ class Pages:
                 }
                 for name, models in results.evaluations.items()
             },
+            "rewarded": reward_scores(results),
             "judged": judged_comparisons(results),
             "races": self.races,
             "samples": self._samples(SAMPLES_ON_THE_OVERVIEW),

@@ -40,8 +40,8 @@ def text_after_turn(chat: ChatTokenizer) -> str:
 def without_end(template: str, end: str) -> str:
     """A chat template that writes the same without this text at the end.
 
-    >>> without_end("{{ messages[0]['content'] }}!", "!")
-    "{% set written %}{{ messages[0]['content'] }}!{% endset %}{{ written.removesuffix(\\"!\\") }}"
+    >>> print(without_end("{{ messages[0].content }}!", "!"))
+    {% set written %}{{ messages[0].content }}!{% endset %}{{ written.removesuffix("!") }}
     """
     # Jinja leaves out one line break at the end of a template.
     body = template.removesuffix("\n")

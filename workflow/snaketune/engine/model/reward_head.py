@@ -66,6 +66,8 @@ def with_rewards(model: PreTrainedModel) -> PreTrainedModel:
     """Give the forward of a model for sequence classification the argument `ends_C`, and return the model."""
     # As `chunked_head` does it. A bound method, so that a deep copy of the model binds it to the copy.
     model.original_forward = model.forward
+    # Not in the data type of frozen weights: see `_forward`.
+    model.get_submodule(HEAD).float()
     model.forward = MethodType(_forward, model)
     return model
 

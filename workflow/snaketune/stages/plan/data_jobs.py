@@ -17,9 +17,9 @@ from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.lora import Lora
 from snaketune.config.model_files import model_files
 from snaketune.config.packing import Packing, TrainOn
+from snaketune.config.reward_runs import Reward, Run
 from snaketune.config.task_files import task_files
 from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE
-from snaketune.config.reward_runs import Reward, Run
 from snaketune.config.training_runs import Sft
 from snaketune.config.workflow import Variants, Workflow
 from snaketune.errors import SnaketuneError

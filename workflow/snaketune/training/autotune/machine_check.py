@@ -77,7 +77,8 @@ def check_machine(
     """Check the memory, libraries, devices and expected duration of a training on `rows`; if they aren't packed, the tokens
     of a batch and the duration are unknown; without a config, memory too. `auto` in `operation` is resolved to numbers.
 
-    For `dropout`, `summed` and `trained_model` see `models.memory`. SnaketuneError: `lora` names modules that the model doesn't have.
+    For `dropout`, `summed` and `trained_model` see `models.memory`. SnaketuneError: `lora` names modules that the model doesn't
+    have.
     """
     processes, micro_batch, on_cpu = operation.processes, operation.micro_batch_rows, compute.device.type == "cpu"
     packed = isinstance(rows, PackedRows)
