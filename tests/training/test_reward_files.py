@@ -128,7 +128,7 @@ def test_padding_that_ends_turns_is_refused(tokenizer, tmp_path):
     check_padding(ChatTokenizer.load(folder))
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"pad_token": config["eos_token"]}))
-    with pytest.raises(SnaketuneError, match="pads with '<.im_end.>', which ends turns.*Set a pad_token"):
+    with pytest.raises(SnaketuneError, match=r"pads with '<.im_end.>', which ends turns.*Set a pad_token"):
         check_padding(ChatTokenizer.load(folder))
 
 
