@@ -14,7 +14,7 @@ from trl import RewardConfig, RewardTrainer
 from snaketune.engine.model.reward_head import packed_rewards, with_reward_head
 from snaketune.engine.model.selftest import self_test
 from snaketune.engine.packing.in_memory import pack_pairs
-from snaketune.engine.reward import RewardSettings, collate_pairs, reward_loss
+from snaketune.engine.pair_rewards import RewardSettings, collate_pairs, reward_loss
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 
 PAIRS = 9

@@ -13,7 +13,8 @@ from snaketune.config.lora import Lora
 from snaketune.engine.features import TrainingFeatures
 from snaketune.engine.model.reward_head import packed_rewards, with_reward_head, with_rewards
 from snaketune.engine.model.selftest import self_test
-from snaketune.engine.reward import RewardTrainer, collate_pairs
+from snaketune.engine.pair_rewards import collate_pairs
+from snaketune.engine.reward import RewardTrainer
 from snaketune.errors import SnaketuneError
 from snaketune.training import pipeline
 from tests.models.conftest import CPU, tiny_model

@@ -20,7 +20,7 @@ from snaketune.engine.model.machine import is_out_of_memory, reset_peak_memory
 from snaketune.engine.model.parameters import parameter_count
 from snaketune.engine.model.reward_head import packed_rewards, with_rewards
 from snaketune.engine.packing.rows import PackedRows
-from snaketune.engine.reward import collate_pairs
+from snaketune.engine.pair_rewards import collate_pairs
 from snaketune.evaluation.held_out import choose_forward
 from snaketune.evaluation.score_intervals import mean_interval, share_interval
 from snaketune.files import write_json

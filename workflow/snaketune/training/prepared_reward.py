@@ -8,7 +8,8 @@ import numpy as np
 from snaketune.artifacts.manifest import Artifact
 from snaketune.engine.model.reward_head import reward_class
 from snaketune.engine.packing.rows import PackedRows
-from snaketune.engine.reward import RewardSettings, RewardTrainer
+from snaketune.engine.pair_rewards import RewardSettings
+from snaketune.engine.reward import RewardTrainer
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import AdapterStack
 from snaketune.packing.reader import open_rows, sources_of
