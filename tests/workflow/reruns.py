@@ -496,20 +496,16 @@ for key, value in {"path": "other/model", "revision": "v1", "trust_remote_code":
     TABLE[f"score.by.reward.{key}"] = (REWARDED, SAMPLE | {"rate"})
     SINGLE[f"score.by.reward.{key}"] = (REWARDED, {f"score.worth.by.reward.{key}": value}, {"rate"})
 # Reward models: a new run each time, on the rows that the DPO run has; that each key counts by itself: SINGLE.
-REWARD = {
-    "from": "run", "corpus": "pairs", "packing": {"length": 256},
-    "training": {"epochs": 1, "batch_rows": 4, "micro_batch_rows": 2, "learning_rate": 0.001},
-}  # fmt: skip
-TRAINED = {"reward.run": REWARD}
+TRAINED = {"reward.run": "=dpo.run"}
 LIKED = TRAINED | {"sample.tries": SAMPLED}
 LIKED |= {"score.worth": {"samples": "tries", "by": {"reward": {"model": "reward:run"}}}}
 TABLE["score.by.reward.model"] = (LIKED, SAMPLE | {"reward", "rate"})
 SINGLE["score.by.reward.model"] = (
-    LIKED | {"reward.other": REWARD}, {"score.worth.by.reward.model": "reward:other"}, set()
+    LIKED | {"reward.other": "=dpo.run"}, {"score.worth.by.reward.model": "reward:other"}, set()
 )  # fmt: skip
 TABLE["reward.from"] = TABLE["reward.corpus"] = (TRAINED, {"reward"} | REPORT)
 for key, value in {"center_rewards_coefficient": 0.01, "margin": True}.items():
-    TABLE[f"reward.{key}"] = ({"reward.run": REWARD | {key: value}}, {"reward"} | REPORT)
+    TABLE[f"reward.{key}"] = (TRAINED | {f"reward.run.{key}": value}, {"reward"} | REPORT)
     SINGLE[f"reward.{key}"] = (TRAINED, {f"reward.run.{key}": value}, {"reward"})
 for key, value in {"length": 200, "order": "corpus", "overflow": "raise"}.items():
     TABLE[f"reward.packing.{key}"] = (TRAINED | {f"reward.run.packing.{key}": value}, PACK | {"reward"} | REPORT)
