@@ -11,8 +11,10 @@ from snaketune.artifacts.manifest import describe_files
 from snaketune.config.held_out import Evaluate
 from snaketune.config.lora import Lora
 from snaketune.engine.features import TrainingFeatures
+from snaketune.engine.model.kernels import SEPARATE
 from snaketune.engine.model.reward_head import packed_rewards, with_reward_head, with_rewards
 from snaketune.engine.model.selftest import self_test
+from snaketune.engine.optimizers import MuonWithAdamW
 from snaketune.engine.pair_rewards import collate_pairs
 from snaketune.engine.reward import RewardTrainer
 from snaketune.errors import SnaketuneError
@@ -39,10 +41,18 @@ def rewards_alone(model, rows) -> torch.Tensor:
     return torch.tensor([model(torch.tensor([ids])).logits.item() for ids, _ in completions_alone(rows)]).reshape(-1, 2)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
-def test_the_saved_model_gives_the_rewards_that_were_trained(family, tmp_path):
-    trained = TrainedRewards(tmp_path, family=family)
-    outcome, work = trained.train("run")
+@pytest.mark.parametrize(
+    ("family", "kernel", "settings"),
+    [
+        ("llama", CPU.kernel, {"optimizer": "muon"}),
+        ("qwen2", SEPARATE, {"gradient_checkpointing": True}),
+        ("gpt2", CPU.kernel, {"average": {"ema": 0.5}}),
+    ],
+)
+def test_the_saved_model_gives_the_rewards_that_were_trained(family, kernel, settings, tmp_path):
+    trained = TrainedRewards(tmp_path, family=family, compute=replace(CPU, kernel=kernel))
+    outcome, work = trained.train("run", **settings)
+    assert outcome.about["kernel"] == kernel
     rows = trained.prepared("other").rows
     rows = [rows[number] for number in range(len(rows))]
     alone = rewards_alone(loaded(work.payload), rows)
@@ -128,6 +138,16 @@ def test_the_head_depends_on_the_seed_alone():
     assert torch.equal(one.score.weight, same.score.weight)
     assert not torch.equal(one.score.weight, other.score.weight)
     assert one.score.weight.std().item() == pytest.approx(one.config.initializer_range, rel=0.5)
+
+
+def test_muon_leaves_the_head_to_adamw():
+    model = with_reward_head(tiny_model("llama"), seed=0)
+    muon, adamw = MuonWithAdamW(model, 0.1, (0.9, 0.99), 0.0, set()).parts
+    own = [
+        [any(one is model.score.weight for one in group["params"]) for group in part.param_groups]
+        for part in (muon, adamw)
+    ]
+    assert not any(own[0]) and any(own[1])
 
 
 def test_families_without_such_a_class_are_refused_before_their_weights_are_loaded(tmp_path):
