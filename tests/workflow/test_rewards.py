@@ -39,4 +39,4 @@ def test_a_reward_model_is_trained_evaluated_and_scores_responses(project: Proje
 
     # Policies are evaluated without it, and a run of it anew is another scorer.
     project.config["reward"]["liked"]["center_rewards_coefficient"] = 0.1
-    assert project.stale() == {"reward", "eval", "rate", "report"}
+    assert project.stale() == {"reward", "eval", "rate", "card", "report"}

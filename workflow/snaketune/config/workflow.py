@@ -43,8 +43,8 @@ class Merge(Model):
 class Push(Model):
     """A model that `snakemake push` pushes to the Hub, with its model card. No other command pushes."""
 
-    model: TrainedModel
-    """Model to push: `sft:NAME` or `dpo:NAME`."""
+    model: Annotated[str, Field(pattern=f"^(sft|dpo|reward):{NAME_PATTERN}$")]
+    """Model to push: `sft:NAME`, `dpo:NAME` or `reward:NAME`."""
     repository: Annotated[str, Field(pattern=f"^{HUB_NAME}/{HUB_NAME}$", max_length=96)]
     """Repository on the Hub, `owner/name`; created if it doesn't exist."""
     private: bool = True
