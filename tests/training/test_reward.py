@@ -185,7 +185,7 @@ def test_margins_shape_the_loss(tmp_path):
         rows.documents, values={**rows.documents.values, "margin": np.full(pairs, 2.0, np.float32)}
     )
     plain = pipeline.train(prepared).run["history"][0]["loss"]
-    settings = replace(prepared.arguments["settings"], margin=True)
-    work = trained.prepared("with", epochs=1).run
-    raised = pipeline.train(replace(prepared, run=work, arguments={"settings": settings})).run["history"][0]["loss"]
+    run = trained.prepared("with", epochs=1).run
+    run = replace(run, spec=run.spec.model_copy(update={"margin": True}))
+    raised = pipeline.train(replace(prepared, run=run)).run["history"][0]["loss"]
     assert raised > plain + 0.5

@@ -149,7 +149,7 @@ def make_trainer(training: PreparedTraining, model: torch.nn.Module, compute: Co
         train_dataset=rows,
         compute=compute,
         options=options,
-        **training.arguments,
+        **training.loss_arguments,
     )
 
 

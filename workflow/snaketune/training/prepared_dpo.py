@@ -44,12 +44,5 @@ def prepare_dpo(
         run = replace(run, adapter=tokenizer / ADAPTER)
     rows = pair_rows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha)
     held_out = pair_rows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha, split="held_out")
-    prepared = PreparedTraining(
-        trainer_class=DpoTrainer,
-        rows=rows,
-        run=run,
-        initial=initial,
-        held_out=held_out,
-        arguments={"settings": spec.settings},
-    )
+    prepared = PreparedTraining(trainer_class=DpoTrainer, rows=rows, run=run, initial=initial, held_out=held_out)
     return prepared.with_kernel()

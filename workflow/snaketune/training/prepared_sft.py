@@ -16,13 +16,12 @@ def prepare_sft(
     initial = AdapterStack(
         results=results, base=spec.base, tokenizer=tokenizer.folder, trust_remote_code=spec.trust_remote_code
     )
-    training = {"run": run, "initial": initial, "arguments": {"loss": spec.loss}}
     if pack.manifest.get("format_version") in FORMAT_VERSIONS["sft"]:
         rows = open_rows(pack, "train", run.operation.load_in_memory)
         held_out = open_rows(pack, "held_out", run.operation.load_in_memory, columns=sources_of)
-        prepared = PreparedTraining(trainer_class=SftTrainer, rows=rows, held_out=held_out, **training)
+        prepared = PreparedTraining(trainer_class=SftTrainer, rows=rows, run=run, initial=initial, held_out=held_out)
         return prepared.with_kernel()
     # TRL takes a second to import.
     from snaketune.training.trl_trainer import RawRows, RawTrainer
 
-    return PreparedTraining(trainer_class=RawTrainer, rows=RawRows(pack, tokenizer.folder), **training)
+    return PreparedTraining(trainer_class=RawTrainer, rows=RawRows(pack, tokenizer.folder), run=run, initial=initial)
