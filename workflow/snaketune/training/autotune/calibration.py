@@ -221,8 +221,7 @@ def _prepare(spec: CalibrateSpec, pack: Artifact, tokenizer: Artifact, run: Trai
     initial, in_memory = AdapterStack(base=spec.base, tokenizer=tokenizer.folder), run.operation.load_in_memory
     if isinstance(spec.run, RewardSpec):
         return reward_training(run, initial, pack, held_out=False)
-    arguments = {"loss": spec.run.loss} if isinstance(spec.run, SftSpec) else {"settings": spec.run.settings}
-    trained = {"run": run, "initial": initial, "arguments": arguments}
+    trained = {"run": run, "initial": initial}
     if not isinstance(spec.run, SftSpec):
         rows = pair_rows(pack, None, in_memory)
         return PreparedTraining(trainer_class=DpoTrainer, rows=rows, **trained).with_kernel()
