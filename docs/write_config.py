@@ -70,7 +70,7 @@ def config_schema(stages: Iterable[str]) -> dict[str, Any]:
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "snaketune config"
     schema["properties"]["reruns_on"]["propertyNames"] = {"enum": list(stages)}
-    for run in ("Sft", "Dpo"):
+    for run in ("Sft", "Dpo", "Reward"):
         model = schema["$defs"][run]
         model["properties"] |= RESOLVED
         # A run may inherit required keys through `extends`, or set them in its grid.

@@ -31,7 +31,7 @@ WRONG = [
     ("sft", [], ["sft: found []; expected a section of entries, each under a name"]),
     ("sft.a b", {}, ["found 'a b'; expected a name of letters, digits"]),
     ("eval.demo.models", "sft:demo", ["eval.demo.models: found 'sft:demo'; expected a list: [sft:demo]"]),
-    ("eval.demo.models", ["demo"], ["expected a model: base:NAME, sft:NAME, dpo:NAME or merge:NAME"]),
+    ("eval.demo.models", ["demo"], ["expected a model: base:NAME, sft:NAME, dpo:NAME, merge:NAME or reward:NAME"]),
     ("push", {"x": {"model": "sft:demo", "repository": "me"}}, ["expected a repository of the Hub: owner/name"]),
     ("sft.demo.learning_rate", 1e-3, ["sft.demo.learning_rate", "did you mean 'training.learning_rate'?"]),
     ("sft.demo.lr", 1e-3, ["sft.demo.lr", "here it is training.learning_rate"]),

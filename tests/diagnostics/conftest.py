@@ -61,6 +61,7 @@ class Family:
         work = started(self.folder / "work")
         given = {"gpus": 0, "nodes": 1, "launch": "single", "zero_stage": None, "allow_cpu": False}
         given |= {
+            "kind": "sft",
             "lora": None,
             "quantization": None,
             "micro_batch_rows": 1,
@@ -73,7 +74,7 @@ class Family:
         requested = PreflightEvaluation(
             key="eval.demo", corpora=names, trained_on=("chat",), exact_match=self.exact_match
         )
-        run = PreflightRun(key="sft.demo", kind="sft", run=sft, pack=0, reference=None, **given)
+        run = PreflightRun(key="sft.demo", run=sft, pack=0, reference=None, **given)
         preflight.build(
             PreflightSpec(base=self.base, runs=(run,), evaluations=(requested,)),
             work,

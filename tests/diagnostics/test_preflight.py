@@ -279,6 +279,30 @@ def test_dpo_of_a_model_with_noise_in_training_is_refused(family, family_name, n
         assert not [one for one in family.findings() if "random" in one["found"]]
 
 
+def test_runs_on_responses_of_the_family_are_checked_without_its_sft_runs(family, tmp_path):
+    path = tmp_path / "missing"
+    family.base = Pretrained(path=str(path))
+    family.settings["kind"] = "preference"
+    with pytest.raises(SnaketuneError) as error:
+        family.findings()
+    # The base model has been checked with the SFT runs.
+    assert f"{path}" in str(error.value) and "sft.demo.base" not in str(error.value)
+
+
+@pytest.mark.parametrize("family_name", ["llama", "granite"])
+def test_a_reward_model_of_a_family_without_a_class_for_one_stops_before_anything_trains(family, family_name):
+    tiny_config(family_name, vocab_size=400).save_pretrained(family.folder / "base")
+    family.base = Pretrained(path=str(family.folder / "base"))
+    family.run["learning_rate"] = 1e-5
+    assert family.findings() == []
+    family.settings["rewards"] = True
+    if family_name == "llama":
+        assert family.findings() == []
+    else:
+        with pytest.raises(SnaketuneError, match=r"sft\.demo: .*granite.*no sequence-classification class"):
+            family.findings()
+
+
 def test_layers_that_all_linear_does_not_reach_are_reported(family):
     tiny_config("gpt_oss", vocab_size=400).save_pretrained(family.folder / "base")
     family.base = Pretrained(path=str(family.folder / "base"))

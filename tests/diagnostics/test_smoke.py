@@ -32,14 +32,14 @@ def test_the_smoke_run_of_each_shipped_config_has_all_its_entries(shipped, path)
     for section in ("corpora", "tokenizers", "sample", "score", "eval"):
         assert getattr(small, section).keys() == getattr(whole, section).keys()
     # Two values of each key of a grid, and all rounds.
-    for section in ("sft", "dpo"):
+    for section in ("sft", "dpo", "reward"):
         names = {name for variant in small_variants[section].values() for name in variant}
         assert names <= getattr(whole, section).keys()
         assert all(variant[0] in names for variant in variants[section].values())
     for corpus in small.corpora.values():
         read = [source for source in corpus.sources if not source.files or "selected-" not in source.files[0]]
         assert all(source.max_rows <= ROWS for source in read)
-    for run in (*small.sft.values(), *small.dpo.values()):
+    for run in (*small.sft.values(), *small.dpo.values(), *small.reward.values()):
         assert (run.operation.gpus, run.operation.nodes, run.training.batch_rows) == (0, 1, 2)
         assert run.operation.launch == "single"
     for name, evaluation in small.eval.items():

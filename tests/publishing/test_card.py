@@ -12,6 +12,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.publishing.cards.card_text import CardResults, escaped
 from snaketune.stages.specs import CorpusDescription
 
+from . import invented
 from .invented import CHAIN, HUB, LEARNING, card_of, spec_of, write_chain
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
@@ -157,6 +158,37 @@ def test_python_code_of_a_model_is_mentioned(tmp_path):
     card = card_of(tmp_path, dpo_demo={"spec": CHAIN["dpo/demo"]["spec"] | {"trust_remote_code": True}})
     assert "read it first" in card
     assert card.count("trust_remote_code=True") == 2
+
+
+def test_a_reward_model_is_loaded_as_one_and_has_its_own_scores(tmp_path, monkeypatch):
+    trained = {"training": LEARNING, "margin": False, "center_rewards_coefficient": 0.01}
+    trained |= {"lora": None, "quantization": None, "trust_remote_code": False}
+    kept = {job: about for job, about in CHAIN.items() if not job.endswith("dpo-demo") and job != "dpo/demo"}
+    chain = {
+        "reward/demo": {"spec": trained, "counts": {"steps": 76}},
+        "eval/e/reward-demo": {"spec": {"rewards": True}},
+    }
+    measured = {
+        "pairs": 200,
+        "reward_accuracy": 0.91,
+        "reward_accuracy_interval": [0.87, 0.94],
+        "calibration_error": 0.05,
+    }
+    made_from = invented.MADE_FROM | {"reward/demo": invented.MADE_FROM["dpo/demo"]}
+    monkeypatch.setattr(invented, "CHAIN", {"reward/demo": chain["reward/demo"]} | kept | chain)
+    monkeypatch.setattr(invented, "MADE_FROM", made_from)
+    monkeypatch.setattr(invented, "SCORES", {"conversations": {}, "preferences": {"votes": measured}})
+    card = card_of(tmp_path, spec_of(model="reward:demo"))
+    data = ModelCard(card).data
+    assert (data.pipeline_tag, data.tags) == ("text-classification", ["snaketune", "reward", "sft"])
+    assert {one.metric_type: one.metric_value for one in data.eval_results} == {
+        "reward_accuracy": 0.91,
+        "calibration_error": 0.05,
+    }
+    assert "trained by supervised fine-tuning, then as a reward model on pairs" in " ".join(card.split())
+    assert "| e | votes | reward accuracy, share | 0.91 | 0.87 to 0.94 | 200 |" in card
+    assert "| center\\_rewards\\_coefficient |  | 0.01 |" in card
+    assert "AutoModelForSequenceClassification.from_pretrained(MODEL" in card and "generate" not in card
 
 
 def test_untrusted_text_is_escaped(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig
 
+from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.base_models import Pretrained
 from snaketune.errors import SnaketuneError
 from snaketune.sampling.rate import build
@@ -63,6 +64,18 @@ def alone(folder: Path) -> list[float]:
             with torch.no_grad():
                 found.append(model(input_ids=ids).logits.item())
     return found
+
+
+def test_a_model_that_was_trained_here_scores_as_from_its_folder(folder, rated, tmp_path, samples):
+    _, expected = rated(folder)
+    facts = {"payload": describe_files(folder), "records": {}}
+    trained = Artifact(tmp_path / "reward.json", facts, folder)
+    work = WorkFolder(tmp_path / "results/.work/rate/trained")
+    work.start()
+    outcome = build(RateSpec(base=None, batch_size=4), work, samples=samples, model=[trained])
+    assert read_table(work.payload / SCORES)["score"].to_pylist() == expected
+    # Its scores are kept by its content, not by where it lies.
+    assert outcome.run["responses_scored"] == 12
 
 
 @pytest.mark.parametrize("batch_size", [1, 5])

@@ -69,6 +69,11 @@ def test_the_best_is_paired_with_the_worst(tmp_path):
     assert outcome.about["mean_tokens"] == {"chosen": 5.0, "rejected": 5.0}
 
 
+def test_pairs_have_the_scores_of_both_so_that_their_difference_can_be_a_margin(tmp_path):
+    _, rows = select(tmp_path, [[("a", 0.2, 3), ("b", 0.9, 3)]])
+    assert [(row["score_chosen"], row["score_rejected"]) for row in rows] == [(0.9, 0.2)]
+
+
 def test_several_pairs_of_a_prompt_share_no_response_and_keep_the_margin(tmp_path):
     responses = [[(f"s{score}", score, 5) for score in (1, 2, 4, 7, 8)]]
     outcome, rows = select(tmp_path, responses, per_prompt=9, margin=5)

@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 from importlib import import_module
+from itertools import permutations
 
 import pytest
 
@@ -40,15 +41,15 @@ def test_what_moves_describes_or_draws_counts_for_no_stage(stage):
 
 
 def test_what_decides_precision_resumes_or_tests_a_training_counts():
-    for stage in ("sft", "dpo"):
+    for stage in ("sft", "dpo", "reward"):
         assert {"training.launch.processes", "engine.checkpoints", "engine.model.selftest", "tables"} <= modules(stage)
     assert "engine.model.selftest" in modules("ref_logps")
     assert {"training", "models"} <= modules("sft")  # what their __init__ would do
 
 
 def test_a_training_covers_what_its_launched_process_runs():
-    for stage, other in (("sft", "dpo"), ("dpo", "sft")):
-        trainers = {"sft": "engine.sft", "dpo": "engine.dpo"}
+    trainers = {"sft": "engine.sft", "dpo": "engine.dpo", "reward": "engine.reward"}
+    for stage, other in permutations(trainers, 2):
         assert {"training.launch.worker", "training.pipeline", f"training.{stage}", trainers[stage]} <= modules(stage)
         launched = {
             name.removeprefix("snaketune.") for name in code.Modules().shaping("snaketune.training.launch.worker")

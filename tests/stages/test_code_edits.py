@@ -11,7 +11,7 @@ from snaketune.stages.cache import syntax
 from snaketune.stages.table import STAGES
 
 MODULES = code.Modules().files
-TRAININGS = {"calibrate", "dpo", "sft", "timing"}
+TRAININGS = {"calibrate", "dpo", "reward", "sft", "timing"}
 # Those that load models with adapters, or scale their positions.
 ASKING = {"judge", "compare"}
 LOADING = {

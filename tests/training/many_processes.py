@@ -35,14 +35,16 @@ from snaketune.engine.packing.rows import EqualTokens
 from snaketune.engine.sft import SftTrainer
 from snaketune.files import write_json
 from snaketune.models import load_model
+from snaketune.models.adapter_stack import AdapterStack
 from snaketune.packing.reader import open_rows, sources_of
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.specs import DpoSpec
+from snaketune.stages.specs import DpoSpec, RewardSpec
 from snaketune.training import pipeline
 from snaketune.training.launch.accelerate_config import deepspeed_config
 from snaketune.training.prepared import TrainingRun
 from snaketune.training.prepared_dpo import prepare_dpo
+from snaketune.training.prepared_reward import reward_training
 from tests.models.conftest import CPU, tiny_model
 
 from .executed import executed
@@ -58,8 +60,9 @@ class Plan:
     """One run.
 
     Attributes:
-        model: a family, or a function that makes a model; None for preference training.
+        model: a family, or a function that makes a model; None for training on pairs.
         preference: loss settings of preference training.
+        rewards: whether pairs train a reward model.
         since: the name of the run that it resumes, whose folder is copied.
         fails: whether its processes end with an error.
         killed: owner, method and n: all processes are killed before the main process's nth call of the method.
@@ -73,6 +76,7 @@ class Plan:
     lora: Lora | None = None
     model: Any = "llama"
     preference: dict[str, Any] = field(default_factory=dict)
+    rewards: bool = False
     since: str = ""
     trainer: type = SftTrainer
     quantization: Quantization | None = None
@@ -100,8 +104,13 @@ def work(plan: Plan, root: Path) -> None:
     seen: list[int] = []
     take = EqualTokens.__getitem__
     patch.setattr(EqualTokens, "__getitem__", lambda items, item: seen.append(item) or take(items, item))
-    outcome = train_preferences(plan, root) if plan.model is None else train_rows(plan, root)
-    names = ("loss", "grad_norm", *(("margin", "kl", "chosen_logp") if plan.model is None else ()))
+    names = ("loss", "grad_norm")
+    if plan.rewards:
+        outcome, names = train_rewards(plan, root), (*names, "margin", "accuracy", "sources.1/chosen_reward")
+    elif plan.model is None:
+        outcome, names = train_preferences(plan, root), (*names, "margin", "kl", "chosen_logp")
+    else:
+        outcome = train_rows(plan, root)
     columns = {name: [entry[name] for entry in outcome.run["history"]] for name in names}
     recorded = {name: torch.tensor(column, dtype=torch.float64) for name, column in columns.items()}
     save_file(recorded | {"seen": torch.tensor(seen)}, root / plan.name / f"recorded-{os.environ['RANK']}")
@@ -149,6 +158,17 @@ def train_preferences(plan: Plan, root: Path) -> Outcome:
     run = TrainingRun(spec=made, operation=operation, work=WorkFolder(root / plan.name), compute=CPU)
     packed, reference = PREFERENCES
     return pipeline.train(prepare_dpo(run, (Start(root / "model"),), packed, reference))
+
+
+def train_rewards(plan: Plan, root: Path) -> Outcome:
+    training = Training(epochs=1, batch_rows=4, micro_batch_rows=1, learning_rate=1e-3, seed=1)
+    made = RewardSpec(
+        training=training, lora=plan.lora, quantization=None, trust_remote_code=False, center_rewards_coefficient=0.1
+    )
+    operation = executed(training, log_steps=1, gpus=plan.processes, launch=plan.launch, checkpoint_steps=1)
+    run = TrainingRun(spec=made, operation=operation, work=WorkFolder(root / plan.name), compute=CPU)
+    initial = AdapterStack(results=(Start(root / "model"),), tokenizer=root / "model")
+    return pipeline.train(reward_training(run, initial, PREFERENCES[0], held_out=False))
 
 
 def kill_before(owner: Any, method: str, call: int, patch: pytest.MonkeyPatch) -> None:
@@ -267,6 +287,10 @@ def plans() -> list[Plan]:
         # The load-balancing loss is a mean over the rows of a step, of which the last has two and two blank ones.
         *alike("experts", "ddp", "fsdp", training=SHORT, model=BALANCED),
         *alike("preferences", "ddp", "fsdp", model=None),
+        *alike("rewards", "ddp", "fsdp", model=None, rewards=True),
+        *alike("adapted-rewards", "fsdp", model=None, rewards=True, lora=lora),
+        Plan(name="rewards-killed", processes=2, launch="fsdp", model=None, rewards=True, killed=(*SAVE, 2)),
+        Plan(name="rewards-again", processes=2, launch="fsdp", model=None, rewards=True, since="rewards-killed"),
         # The loss is a function of all pairs of a step, in all processes; `stop_if` ends the run before the third step.
         *alike("sorted", "ddp", "fsdp", **SORTED),
         Plan(name="sorted-killed", processes=2, launch="ddp", **SORTED, killed=(*AMID, 4)),

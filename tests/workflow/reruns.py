@@ -541,3 +541,43 @@ TABLE["corpora.sources.min_rows"] = (
     WORTH | {"corpora.own": {"kind": "conversations", "sources": [{"scores": "worth", "rows": "best", "min_rows": 1}]}},
     OWN,
 )
+# Reward models: a new run each time, on the rows that the DPO run has; that each key counts by itself: SINGLE.
+REWARD = {"reward"} | CARD | REPORT
+TRAINED = {"reward.run": "=dpo.run"}
+LIKED = TRAINED | {"sample.tries": SAMPLED}
+LIKED |= {"score.worth": {"samples": "tries", "by": {"reward": {"model": "reward:run"}}}}
+TABLE["score.by.reward.model"] = (LIKED, SAMPLE | REWARD | {"rate"})
+SINGLE["score.by.reward.model"] = (
+    LIKED | {"reward.other": "=dpo.run"}, {"score.worth.by.reward.model": "reward:other"}, set()
+)  # fmt: skip
+TABLE["reward.from"] = TABLE["reward.corpus"] = (TRAINED, REWARD)
+for key, value in {"center_rewards_coefficient": 0.01, "margin": True}.items():
+    TABLE[f"reward.{key}"] = (TRAINED | {f"reward.run.{key}": value}, REWARD)
+    SINGLE[f"reward.{key}"] = (TRAINED, {f"reward.run.{key}": value}, {"reward"})
+for key, value in {"length": 200, "order": "corpus", "overflow": "raise"}.items():
+    TABLE[f"reward.packing.{key}"] = (TRAINED | {f"reward.run.packing.{key}": value}, PACK | REWARD)
+OF_ADAPTERS = {
+    "rank": 5, "alpha": 8, "dropout": 0.1, "target_modules": ["q_proj"], "rslora": True, "dora": True,
+    "init_lora_weights": "pissa", "loraplus_lr_ratio": 16, "modules_to_save": ["norm"],
+}  # fmt: skip
+for key, value in OF_ADAPTERS.items():
+    TABLE[f"reward.lora.{key}"] = (TRAINED | {"reward.run.lora": {**LORA, key: value}}, REWARD)
+    SINGLE[f"reward.lora.{key}"] = (
+        TRAINED | {"reward.run.lora": LORA}, {f"reward.run.lora.{key}": value}, {"reward"}
+    )  # fmt: skip
+for key, value in {"type": "fp4", "double": False}.items():
+    quantized = {"reward.run.lora": LORA, "reward.run.quantization": {key: value}}
+    TABLE[f"reward.quantization.{key}"] = (TRAINED | quantized, REWARD)
+# The keys that all trainings have: those of `dpo:`, whose edits are of the same values.
+for key in [key for key in TABLE if key.startswith(("dpo.training.", "dpo.operation."))]:
+    edit = {name.replace("dpo.run", "reward.run"): value for name, value in TABLE[key][0].items()}
+    shared = key.removeprefix("dpo.")
+    TABLE[f"reward.{shared}"] = (TRAINED | edit, REWARD)
+    shapes = {"reward"} if "dpo" in TABLE[key][1] and shared != "training.snapshots" else set()
+    SINGLE[f"reward.{shared}"] = (TRAINED, edit, shapes)
+REFUSED |= {
+    "reward.packing.strategy",
+    "reward.packing.train_on",
+    "reward.training.neftune_noise_alpha",
+    "reward.lora.merge",
+}

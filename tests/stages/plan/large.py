@@ -104,6 +104,16 @@ CONFIG: dict[str, Any] = {
         "further": {"from": "merged", "corpus": "pairs", "training": AUTO, "lora": "continued"},
         "stacked": {"from": "again", "corpus": "pairs", "training": FIXED, "lora": {"rank": 2, "merge": False}},
     },
+    "reward": {
+        "liked": {"from": "chatty", "corpus": "pairs", "training": AUTO, "margin": True},
+        "sweep": {
+            "from": "apart",
+            "corpus": "pairs",
+            "training": FIXED,
+            "lora": {"rank": 2},
+            "grid": {"center_rewards_coefficient": [0.01, 0.1]},
+        },
+    },
     "eval": {
         "all": {
             "judge": {
@@ -119,6 +129,7 @@ CONFIG: dict[str, Any] = {
                 "dpo:losses",
                 "dpo:other",
                 "merge:soup",
+                "reward:sweep",
             ],
             "conversations": ["chat", "maths"],
             "preferences": ["pairs"],
@@ -150,6 +161,7 @@ CONFIG: dict[str, Any] = {
         "checked": {"samples": "tries", "by": {"answer": {"pattern": "(.*)"}}},
         "both": {"samples": "tries", "by": {"sum": {"checked": 2.0, "judged": 0.1}}},
         "rated": {"samples": "tries", "by": {"reward": {"path": "base"}}},
+        "liked": {"samples": "tries", "by": {"reward": {"model": "reward:sweep-center_rewards_coefficient0.1"}}},
         "judged": {"samples": "tries", "by": {"judge": {"model": "sft:chatty", "rubric": "books.txt"}}},
     },
     "merge": {"soup": {"models": {"sft:chatty": 1, "dpo:plain": 2}}},

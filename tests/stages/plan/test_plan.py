@@ -148,7 +148,8 @@ def test_files_from_outside(jobs):
 
 def test_cards_are_of_every_model_and_inherit_the_license(jobs, planned):
     # But the rungs of a race.
-    trained = {f"{job.stage}-{job.name}" for job in planned if job.stage in ("sft", "dpo") and "@" not in job.name}
+    kinds = ("sft", "dpo", "reward")
+    trained = {f"{job.stage}-{job.name}" for job in planned if job.stage in kinds and "@" not in job.name}
     assert {job.name for job in of_stage(planned, "card")} == trained
     licenses = {name: jobs[f"card/{name}"].spec.license for name in ("sft-scratch", "sft-chatty", "dpo-plain")}
     assert licenses == {"sft-scratch": None, "sft-chatty": "apache-2.0", "dpo-plain": "apache-2.0"}

@@ -15,7 +15,8 @@ def test_a_family_is_checked_once_before_its_first_training(jobs, planned):
     assert {job.name for job in of_stage(planned, "preflight")} == families
     assert len(families) == 7
     apart = jobs["preflight/apart"]
-    assert {run.key for run in apart.spec.runs} == {"sft.apart", "sft.again", "dpo.continued", "dpo.stacked"}
+    sweep = "reward.sweep-center_rewards_coefficient0.01"
+    assert {run.key for run in apart.spec.runs} == {"sft.apart", "sft.again", "dpo.continued", "dpo.stacked", sweep}
     assert keys(apart.artifacts["corpora"]) == [
         key.split("-")[0].replace("pack", "corpus") for key in keys(apart.artifacts["packs"])
     ]
@@ -28,7 +29,10 @@ def test_a_check_knows_the_trainings_below_a_run_and_whether_it_has_a_reference(
     runs = {run.key: run for run in jobs["preflight/apart"].spec.runs}
     below = {key: [(one.lora.rank, one.pack) for one in run.earlier] for key, run in runs.items()}
     apart, again = ((runs[key].run.lora.rank, runs[key].pack) for key in ("sft.apart", "sft.again"))
-    assert below == {"sft.apart": [], "sft.again": [apart], "dpo.continued": [apart], "dpo.stacked": [again, apart]}
+    rewards = {"reward.sweep-center_rewards_coefficient0.01": [apart]}
+    dpo = {"dpo.continued": [apart], "dpo.stacked": [again, apart]}
+    assert below == {"sft.apart": [], "sft.again": [apart]} | dpo | rewards
+    assert [key for key, run in runs.items() if run.rewards] == list(rewards)
     assert [key for key, run in runs.items() if run.needs_reference] == ["dpo.continued", "dpo.stacked"]
 
 

@@ -22,6 +22,9 @@ JOB_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.@-]*"
 Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$", max_length=80)]
 # A model of the config: `base:NAME` stands for the initial weights of an SFT run.
 ModelReference = Annotated[str, Field(pattern=f"^(base|sft|dpo|merge):{NAME_PATTERN}$")]
+RewardReference = Annotated[str, Field(pattern=f"^reward:{NAME_PATTERN}$")]
+# What can be evaluated.
+EvaluatedModel = Annotated[str, Field(pattern=f"^(base|sft|dpo|merge|reward):{NAME_PATTERN}$")]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 # A commit, tag or branch on the Hub, by git's rules for names. It becomes part of paths in the Hub's cache.
 Revision = Annotated[str, Field(pattern=r"^\w[\w.+@-]*(/\w[\w.+@-]*)*$", max_length=200)]

@@ -149,6 +149,11 @@ class Source(Model):
         escaped = ("".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in line) for line in lines)
         return "\n  ".join(["- # files: as they are", *escaped] if many else [f"- {next(escaped)}", *escaped])
 
+    @property
+    def may_have_ratings(self) -> bool:
+        """Whether its pairs can come with ratings, as far as the config shows."""
+        return bool(self.scores or self.fields.ratings) or (self.layout in ("auto", "rated") and not self.fields.chosen)
+
     @field_validator("files")
     @classmethod
     def _expanded(cls, files: tuple[str, ...]) -> tuple[str, ...]:

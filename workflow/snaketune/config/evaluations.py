@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from snaketune.config.base import LocalPath, Model, ModelReference, Name, PositiveInt
+from snaketune.config.base import EvaluatedModel, LocalPath, Model, ModelReference, Name, PositiveInt
 from snaketune.config.corpus_sources import RegexWithOneGroup
 from snaketune.config.generation import Engine, EngineChoice, Generation
 from snaketune.config.judging import PairJudge
@@ -77,9 +77,9 @@ class EvaluationEngine(EngineChoice):
 class Evaluation(Model):
     """Evaluation of several models on the same held-out rows."""
 
-    models: Annotated[tuple[ModelReference, ...], Field(min_length=1), ListedOnce]
-    """Models: `base:NAME` (the initial weights of the SFT run NAME), `sft:NAME`, `dpo:NAME` or `merge:NAME`. The name of a grid
-    stands for all its runs."""
+    models: Annotated[tuple[EvaluatedModel, ...], Field(min_length=1), ListedOnce]
+    """Models: `base:NAME` (the initial weights of the SFT run NAME), `sft:NAME`, `dpo:NAME`, `merge:NAME`; or `reward:NAME`, of
+    which `preferences` alone are evaluated. The name of a grid stands for all its runs."""
     conversations: Annotated[tuple[Name, ...], ListedOnce] = ()
     """Corpora for held-out loss, exact match and samples."""
     preferences: Annotated[tuple[Name, ...], ListedOnce] = ()
@@ -111,8 +111,12 @@ class Evaluation(Model):
         """Yield the models, such as `dpo:demo`, with every run of a grid. Args: variants: as `config.load` returns them."""
         for reference in self.models:
             kind, name = reference.split(":")
-            for variant in variants["dpo" if kind == "dpo" else "sft"].get(name, (name,)):
+            for variant in variants[kind if kind in ("dpo", "reward") else "sft"].get(name, (name,)):
                 yield f"{kind}:{variant}"
+
+    def every_policy(self, variants: dict[str, dict[str, tuple[str, ...]]]) -> Iterator[str]:
+        """Yield the models that write text, so all but reward models."""
+        yield from (model for model in self.every_model(variants) if not model.startswith("reward:"))
 
 
 class Report(Model):

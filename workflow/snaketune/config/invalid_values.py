@@ -35,10 +35,12 @@ EXPECTED = {
 SECTION_ERRORS = ("model_type", "model_attributes_type")
 # Patterns of names and references, by what is in them.
 FORMS = (
+    ("(base|sft|dpo|merge|reward):", "a model: base:NAME, sft:NAME, dpo:NAME, merge:NAME or reward:NAME"),
     ("(base|sft|dpo|merge):", "a model: base:NAME, sft:NAME, dpo:NAME or merge:NAME"),
     ("(sft|dpo|merge):", "a model: sft:NAME, dpo:NAME or merge:NAME"),
     ("(sft|dpo):", "a model: sft:NAME or dpo:NAME"),
     ("^sft:", "a training: sft:NAME"),
+    ("^reward:", "a reward model: reward:NAME"),
     ("/[A-Za-z0-9]", "a repository of the Hub: owner/name"),
     ("(?:@0", "a name of letters, digits, `_`, `.` and `-`"),
 )

@@ -19,7 +19,7 @@ def made_from(config: Workflow, node: str) -> list[str]:
         case "tokenizers":
             return [f"corpora.{corpus}" for corpus in (entry.train.corpora if entry.train else ())]
         case "score":
-            judge = entry.by.judge and entry.by.judge.model
+            judge = (entry.by.judge and entry.by.judge.model) or (entry.by.reward and entry.by.reward.model)
             above = [f"sample.{entry.samples}", *(f"score.{summand}" for summand in entry.by.sum or ())]
             return [*above, *(_model(config, judge) if judge else ())]
         case "sample":
@@ -30,7 +30,8 @@ def made_from(config: Workflow, node: str) -> list[str]:
             return [model.replace(":", ".", 1) for model in entry.models]
         case "sft":
             return [f"corpora.{entry.corpus}", *_model(config, f"base:{name}")]
-    models = [entry.start, *([entry.reference] if isinstance(entry.reference, str) else [])]
+    reference = getattr(entry, "reference", None)
+    models = [entry.start, *([reference] if isinstance(reference, str) else [])]
     return [f"corpora.{entry.corpus}", *(model.replace(":", ".", 1) for model in models)]
 
 

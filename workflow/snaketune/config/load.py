@@ -29,7 +29,7 @@ from snaketune.suggestions import unknown
 # What a value of a grid can be called in the names of runs; see `base.NAME_PATTERN`.
 IN_A_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-RUN_SECTIONS = ("sft", "dpo")
+RUN_SECTIONS = ("sft", "dpo", "reward")
 # Alternative keys: a run's own key replaces the inherited alternative.
 ALTERNATIVES = {"base": "use_base", "use_base": "base"}
 

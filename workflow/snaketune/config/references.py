@@ -10,6 +10,7 @@ from snaketune.config.held_out import NEEDS_REFERENCE, OF_SFT, RaceMetric
 from snaketune.config.lineage import cycle_of
 from snaketune.config.optimizers import OPTIMIZERS, SCHEDULES, missing_package
 from snaketune.config.packing import Packing
+from snaketune.config.reward_runs import Reward, Run
 from snaketune.config.sampling import Sample
 from snaketune.config.training_runs import Dpo, Sft, Training
 from snaketune.config.workflow import Gguf, Merge, Push, Variants, Workflow
@@ -31,6 +32,8 @@ def check_references(config: Workflow, variants: Variants) -> None:
         _check_start(name, run, config, variants)
     for name, run in config.dpo.items():
         _check_dpo(f"dpo.{name}", run, config)
+    for name, run in config.reward.items():
+        _check_reward(f"reward.{name}", run, config)
     for section, runs in (("sft", config.sft), ("dpo", config.dpo)):
         for name, run_names in variants[section].items():
             _check_race(f"{section}.{name}.race", [runs[run_name] for run_name in run_names], config)
@@ -126,8 +129,24 @@ def _check_dpo(key: str, run: Dpo, config: Workflow) -> None:
     _check_selection(f"{key}.training", run, config)
 
 
+def _check_reward(key: str, run: Reward, config: Workflow) -> None:
+    _known(f"{key}.from", run.from_, config.sft, "sft")
+    _check_train_corpus(key, run.corpus, config, "preferences")
+    _check_length(key, run.packing, run.from_, config)
+    _check_order(key, run, config)
+    if run.margin and not any(source.may_have_ratings for source in config.corpora[run.corpus].sources):
+        raise SnaketuneError(
+            f"{key}.margin: it is the difference of the ratings of a pair, and no source of corpora.{run.corpus} has ratings; "
+            "name a corpus with `layout: rated`, fields.ratings or `scores`, or remove margin"
+        )
+    _check_training(f"{key}.training", run.training)
+    _check_selection(f"{key}.training", run, config)
+
+
 def sft_of(config: Workflow, kind: str, name: str) -> str:
     """The SFT run that a model is, starts from or, if it is merged, of which its first model is."""
+    if kind == "reward":
+        return config.reward[name].from_
     if kind == "merge":
         kind, name = next(iter(config.merge[name].models)).split(":")
     return config.sft_below(config.dpo[name]) if kind == "dpo" else name
@@ -174,7 +193,7 @@ def _check_evaluation(key: str, evaluation: Evaluation, config: Workflow, varian
             used = ", ".join(f"{model} has {tokenizer}" for tokenizer, model in tokenizers.items())
             raise SnaketuneError(f"{key}.kl_from: models with different tokenizers can't be compared: {used}")
     if evaluation.judge:
-        judge, models = evaluation.judge, [*evaluation.every_model(variants)]
+        judge, models = evaluation.judge, [*evaluation.every_policy(variants)]
         if judge.against not in models:
             raise SnaketuneError(
                 f"{key}.judge.against: {judge.against} isn't one of the evaluation's models ({', '.join(models)}); add it to "
@@ -196,6 +215,12 @@ def _check_evaluation(key: str, evaluation: Evaluation, config: Workflow, varian
         raise SnaketuneError(f"{key}.exact_match: {hint}, or remove exact_match")
     if read and all(corpus.kind == "text" for corpus in read):
         _check_document_packing(key, packing)
+    for model in evaluation.models:
+        if model.startswith("reward:") and not evaluation.preferences:
+            raise SnaketuneError(
+                f"{key}.models: {model} is a reward model, which is evaluated on pairs alone; name corpora under "
+                "`preferences`, or remove it"
+            )
     for corpus in evaluation.preferences:
         _check_held_out_corpus(f"{key}.preferences", corpus, config, "preferences")
     if packing.order != "shuffled":
@@ -232,6 +257,8 @@ def _known_model(key: str, model: str, config: Workflow, variants: Variants) -> 
 def _check_score(name: str, config: Workflow, variants: Variants, above: tuple[str, ...] = ()) -> None:
     key, score = f"score.{name}", config.score[name]
     _known(f"{key}.samples", score.samples, config.sample, "sample")
+    if score.by.reward and score.by.reward.model:
+        _known_model(f"{key}.by.reward.model", score.by.reward.model, config, variants)
     if score.by.judge and score.by.judge.model:
         _known_model(f"{key}.by.judge.model", score.by.judge.model, config, variants)
     for summand in score.by.sum or ():
@@ -320,7 +347,7 @@ def _first(name: str, config: Workflow) -> Sft:
     return run
 
 
-def _check_order(key: str, run: Sft | Dpo, config: Workflow) -> None:
+def _check_order(key: str, run: Run, config: Workflow) -> None:
     if run.packing.order == "column" and not config.corpora[run.corpus].order_column:
         raise SnaketuneError(
             f"{key}.packing.order: column, but corpora.{run.corpus} has no `order_column`; name a column of its rows that "
@@ -374,7 +401,7 @@ def _check_corpus(key: str, name: str, config: Workflow, *kinds: str) -> None:
         raise SnaketuneError(f"{key}: {name!r} is of kind {config.corpora[name].kind}, expected {' or '.join(kinds)}")
 
 
-def _check_selection(key: str, run: Sft | Dpo, config: Workflow) -> None:
+def _check_selection(key: str, run: Run, config: Workflow) -> None:
     """Check that weights can be averaged, and that held-out rows can decide which are kept and when to stop, if they are to."""
     training = run.training
     if training.average and run.operation.launch == "deepspeed":
@@ -394,7 +421,9 @@ def _check_selection(key: str, run: Sft | Dpo, config: Workflow) -> None:
         raise SnaketuneError(
             f"{key}.keep: best isn't supported with operation.launch: deepspeed; use fsdp, or keep: last"
         )
-    has = ("loss",) if isinstance(run, Sft) else ("loss", "margin") if run.unpaired else ("loss", "accuracy", "margin")
+    has = ("loss",) if isinstance(run, Sft) else ("loss", "accuracy", "margin")
+    if isinstance(run, Dpo) and run.unpaired:
+        has = ("loss", "margin")
     if training.metric not in has:
         raise SnaketuneError(f"{key}.metric: found {training.metric}, but this run has only {', '.join(has)}; use loss")
 

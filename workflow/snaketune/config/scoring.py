@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from snaketune.config.base import LocalPath, Model, Name, PositiveFloat, PositiveInt, Revision
+from snaketune.config.base import LocalPath, Model, Name, PositiveFloat, PositiveInt, Revision, RewardReference
 from snaketune.config.corpus_sources import RegexWithOneGroup
 from snaketune.config.judging import ResponseJudge
 
@@ -20,7 +20,9 @@ class AnswerScore(Model):
 class RewardModel(Model):
     """A reward model: one output for a whole conversation (`AutoModelForSequenceClassification`), with a chat template."""
 
-    path: LocalPath
+    model: RewardReference | None = None
+    """`reward:NAME`: a reward model that this config trains, instead of `path`."""
+    path: LocalPath | None = None
     """Local folder with config.json, safetensors and tokenizer, or Hub id, `owner/name`."""
     revision: Revision | None = None
     """Commit, tag or branch of a Hub model. The name identifies the weights: if a branch moves, nothing reruns."""
@@ -28,6 +30,18 @@ class RewardModel(Model):
     """Allows Python code that comes with the model to run. Enable it only after reading that code."""
     batch_size: PositiveInt = 16
     """Responses per batch."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.model is None) == (self.path is None):
+            found = "neither" if self.path is None else "both"
+            raise ValueError(f"expected either `model: reward:NAME` or `path` of a reward model; found {found}")
+        if self.model and (self.revision or self.trust_remote_code):
+            key = "revision" if self.revision else "trust_remote_code"
+            raise ValueError(
+                f"{key} applies to a reward model under `path`, and {self.model} is trained here; remove it"
+            )
+        return self
 
 
 class ScoredBy(Model):

@@ -181,7 +181,7 @@ class Sft(Model):
             raise ValueError(
                 "training.compile: unpacked rows have different shapes in every batch, so it isn't supported; remove it"
             )
-        return _check_together(self)
+        return check_together(self)
 
 
 class ReferencePass(Model):
@@ -253,26 +253,31 @@ class Dpo(PreferenceLoss):
             raise ValueError(
                 f"loss {self.loss} has no reference, so `reference` and `reference_pass` have no effect; remove them"
             )
-        if self.packing.strategy == "none":
-            raise ValueError("dpo trains on packed pairs; packing.strategy can't be `none` here")
-        if self.packing.strategy == "wrapped" or self.packing.overflow == "split":
-            raise ValueError("pairs are never split; choose another packing.strategy or packing.overflow")
+        check_pair_packing("dpo", self.packing)
         if self.training.neftune_noise_alpha:
             raise ValueError(
                 "training.neftune_noise_alpha: noise would change log-probabilities, which are compared with those of the "
                 "reference; remove it, or set it in the SFT run"
             )
-        if self.packing.train_on != "assistant":
-            raise ValueError("in pairs, completions are supervised; remove packing.train_on")
-        return _check_together(self)
+        return check_together(self)
 
 
-def snapshots_of(run: Sft | Dpo) -> tuple[float, ...]:
+def check_pair_packing(section: str, packing: Packing) -> None:
+    """ValueError if pairs can't be packed like this. Args: section: that of the run."""
+    if packing.strategy == "none":
+        raise ValueError(f"{section} trains on packed pairs; packing.strategy can't be `none` here")
+    if packing.strategy == "wrapped" or packing.overflow == "split":
+        raise ValueError("pairs are never split; choose another packing.strategy or packing.overflow")
+    if packing.train_on != "assistant":
+        raise ValueError("in pairs, completions are supervised; remove packing.train_on")
+
+
+def snapshots_of(run: Any) -> tuple[float, ...]:
     """The shares at which a run's snapshots end, ascending; the rungs of its race are among them."""
     return tuple(sorted({*run.training.snapshots, *(run.race.rungs if run.race else ())}))
 
 
-def _check_together(run: Any) -> Any:
+def check_together(run: Any) -> Any:
     """The run; ValueError if its quantization, adapters, optimizer, processes and rows don't fit together."""
     training, processes = run.training, run.operation.processes
     micro = 1 if training.micro_batch_rows == "auto" else training.micro_batch_rows

@@ -9,6 +9,7 @@ from snaketune.config.corpus_sources import Corpus
 from snaketune.config.doctor import Doctor
 from snaketune.config.evaluations import Evaluation, Report
 from snaketune.config.lora import Lora
+from snaketune.config.reward_runs import Reward, Run
 from snaketune.config.sampling import Sample
 from snaketune.config.scoring import Score
 from snaketune.config.tokenizers import Tokenizer
@@ -42,8 +43,8 @@ class Merge(Model):
 class Push(Model):
     """A model that `snakemake push` pushes to the Hub, with its model card. No other command pushes."""
 
-    model: TrainedModel
-    """Model to push: `sft:NAME` or `dpo:NAME`."""
+    model: Annotated[str, Field(pattern=f"^(sft|dpo|reward):{NAME_PATTERN}$")]
+    """Model to push: `sft:NAME`, `dpo:NAME` or `reward:NAME`."""
     repository: Annotated[str, Field(pattern=f"^{HUB_NAME}/{HUB_NAME}$", max_length=96)]
     """Repository on the Hub, `owner/name`; created if it doesn't exist."""
     private: bool = True
@@ -68,6 +69,7 @@ class Workflow(Model):
     tokenizers: dict[Name, Tokenizer] = {}
     sft: dict[Name, Sft] = {}
     dpo: dict[Name, Dpo] = {}
+    reward: dict[Name, Reward] = {}
     merge: dict[Name, Merge] = {}
     sample: dict[Name, Sample] = {}
     score: dict[Name, Score] = {}
@@ -81,21 +83,21 @@ class Workflow(Model):
     """Additional reasons to rerun a stage, by the name of its rule: `code` reruns it when its code changes; `versions` also
     when versions of its libraries change."""
 
-    def tokenizer_of(self, run: Sft | Dpo) -> str:
-        return (self.sft[self.sft_below(run)] if isinstance(run, Dpo) else run).tokenizer
+    def tokenizer_of(self, run: Run) -> str:
+        return (run if isinstance(run, Sft) else self.sft[self.sft_below(run)]).tokenizer
 
     def run_of(self, model: str) -> Sft | Dpo:
         """The run of `sft:NAME` or `dpo:NAME`."""
         section, _, name = model.partition(":")
         return self.dpo[name] if section == "dpo" else self.sft[name]
 
-    def lora_of(self, run: Sft | Dpo) -> Lora | None:
+    def lora_of(self, run: Run) -> Lora | None:
         """The adapter settings of a run; those of the run before if it continues that one's adapter."""
         while isinstance(run, Dpo) and run.lora == "continued":
             run = self.run_of(run.start)
         return run.lora if isinstance(run.lora, Lora) else None
 
-    def sft_below(self, run: Dpo) -> str:
-        """Name of the SFT run that a DPO run starts from, directly or by way of other DPO runs."""
+    def sft_below(self, run: Dpo | Reward) -> str:
+        """Name of the SFT run that a run starts from, directly or by way of DPO runs."""
         section, _, name = run.start.partition(":")
         return name if section == "sft" else self.sft_below(self.dpo[name])

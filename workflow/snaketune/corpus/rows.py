@@ -31,6 +31,8 @@ LABEL_FIELDS = [("tools", pa.string()), ("answer", pa.string()), ("task", pa.str
 SOURCE = pa.field("source", pa.int16())
 # Variables of the chat template, an object as JSON: a column of corpora in which a row has any.
 VARIABLES = pa.field("template_variables", pa.string())
+# By how much the chosen completion of a pair is rated higher: a column of corpora in which a pair has ratings.
+MARGIN = pa.field("margin", pa.float64())
 # The column of `<split>-order.arrow`, if a corpus has `order_column`.
 ORDER_COLUMN = "order"
 PAIR_FIELDS = [("prompt", MESSAGES), ("chosen", MESSAGES), ("rejected", MESSAGES)]
@@ -132,11 +134,13 @@ class Conversation(_Row):
 
 @dataclass(kw_only=True, slots=True)
 class Preference(_Row):
-    """A prompt and two completions. `answer` is the checkable answer of the chosen one."""
+    """A prompt and two completions. `answer` is the checkable answer of the chosen one; `margin` is by how much it is rated
+    higher, None without ratings."""
 
     prompt: list[Message]
     chosen: list[Message]
     rejected: list[Message]
+    margin: float | None = None
 
     columns = ("prompt", "chosen", "rejected")
     opening = property(attrgetter("prompt"))

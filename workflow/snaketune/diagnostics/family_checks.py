@@ -14,6 +14,7 @@ from snaketune.diagnostics import run_checks
 from snaketune.diagnostics.leaks import check_leaks
 from snaketune.diagnostics.run_checks import check_new_tokens
 from snaketune.engine.model.devices import resolve_compute
+from snaketune.engine.model.reward_head import with_reward_head
 from snaketune.engine.packing.rows import PackedRows
 from snaketune.engine.packing.shards import RAW_FORMAT_VERSION
 from snaketune.errors import SnaketuneError
@@ -38,16 +39,9 @@ def check_family(
     """Yield all findings, from the inputs of the stage."""
     tokenizer.files()
     chat = ChatTokenizer.load(tokenizer.folder)
-    # The first run of the family.
-    first = next(run.key for run in spec.runs if run.kind == "sft")
-    yield from check_hub(f"{first}.base", spec.base)
-    yield from run_checks.check_pad_token(first, chat, tokenizer.manifest)
-    config = None
-    # A config that can't be read is reported for each run that starts from it.
-    with suppress(SnaketuneError):
-        config = read_config(spec.base)
-    if config:
-        yield from run_checks.check_tokenizer_match(first, chat, config)
+    # The base model is checked with SFT runs; those on responses of the family's models are checked later, maybe without any.
+    if first := next((run.key for run in spec.runs if run.kind == "sft"), None):
+        yield from _check_base(first, spec, chat, tokenizer)
     for run in spec.runs:
         yield from check_hub(f"{run.key}.reference", run.reference)
         yield from _check_run(run, spec, chat, packs)
@@ -56,6 +50,18 @@ def check_family(
     )
     yield from check_leaks(spec.evaluations, trained, held_out)
     yield from run_checks.check_missing_answers(spec.evaluations, held_out)
+
+
+def _check_base(first: str, spec: PreflightSpec, chat: ChatTokenizer, tokenizer: Artifact) -> Iterator[Finding]:
+    """Check base model and tokenizer. Args: first: the key of the family's first run, which findings name."""
+    yield from check_hub(f"{first}.base", spec.base)
+    yield from run_checks.check_pad_token(first, chat, tokenizer.manifest)
+    config = None
+    # A config that can't be read is reported for each run that starts from it.
+    with suppress(SnaketuneError):
+        config = read_config(spec.base)
+    if config:
+        yield from run_checks.check_tokenizer_match(first, chat, config)
 
 
 def _rows_of(packs: list[Artifact]) -> list[PackedRows | None]:
@@ -93,7 +99,8 @@ def _check_run(run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack
         config = read_config(spec.base) or scratch_config(spec.base, chat)
         rows = open_rows(pack, "train")
         summed = sft and run.run.loss == "nll" and not rows.weighted
-        found = check_machine(run.run, operation, compute, config, rows, dropout=sft, summed=summed)
+        trained = {"trained_model": with_reward_head} if run.rewards else {}
+        found = check_machine(run.run, operation, compute, config, rows, dropout=sft, summed=summed, **trained)
     except SnaketuneError as error:
         yield Finding(key=run.key, problem=str(error), do="correct it first: the training would stop at it")
         return

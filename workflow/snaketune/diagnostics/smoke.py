@@ -86,7 +86,7 @@ def smoke_config(config: dict[str, Any], small_base: Callable[[dict[str, Any]], 
         for key in ("adopt", "chat_template"):
             if key in tokenizer:
                 tokenizer[key] = _absolute(tokenizer[key])
-    for section in ("sft", "dpo"):
+    for section in ("sft", "dpo", "reward"):
         for run in smoke.get(section, {}).values():
             _shorten_training(run, small_base)
     for evaluation in smoke.get("eval", {}).values():
@@ -116,6 +116,8 @@ def _with_rounds_written_out(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shorten_training(run: dict[str, Any], small_base: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    # The rows that stand for scored responses have no ratings.
+    run.pop("margin", None)
     for key in ("base", "reference"):
         # A reference may be another run.
         if isinstance(run.get(key), dict):

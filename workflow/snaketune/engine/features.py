@@ -31,7 +31,7 @@ import torch
 from accelerate import PartialState
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LRScheduler
-from transformers import Trainer, TrainerCallback
+from transformers import PreTrainedModel, Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -110,6 +110,8 @@ class TrainingFeatures(TrainerCallback):
     drops_out = True
     # Whether the loss is a sum over the batch, so that the chunked head can compute gradients in the forward pass.
     sums_losses = True
+    # Whether the model writes text, so that it can answer held-out prompts while it is trained.
+    answers_prompts = True
     compiled = False
 
     # Parts.
@@ -138,6 +140,11 @@ class TrainingFeatures(TrainerCallback):
         self.add_callback(self)
 
     # What a subclass defines or may change.
+
+    @staticmethod
+    def trained_model(model: PreTrainedModel, seed: int) -> PreTrainedModel:
+        """The model that is trained, from the causal language model that was loaded. Args: seed: of new weights."""
+        return model
 
     def initialize_adapters(self) -> None:
         """Set initial values of adapters that depend on the rows; called before `check_start`, not on resume."""

@@ -11,6 +11,8 @@ from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import Trainer
 
+from snaketune.engine.model.parameters import REWARD_HEAD
+
 
 def create_optimizer(
     trainer: Trainer, model: torch.nn.Module, muon: bool, loraplus_lr_ratio: float | None
@@ -47,6 +49,7 @@ class MuonWithAdamW(Optimizer):
         ends = (model.get_input_embeddings(), model.get_output_embeddings())
         embeddings = {parameter for layer in ends if layer is not None for parameter in layer.parameters()}
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        embeddings |= {parameter for name, parameter in trained.items() if REWARD_HEAD in name.split(".")}
         matrices = [parameter for parameter in trained.values() if parameter.dim() == 2 and parameter not in embeddings]
         others = {
             name: parameter

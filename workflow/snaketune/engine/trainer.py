@@ -1,4 +1,4 @@
-"""Training on packed rows with transformers' Trainer; the base class of SFT and DPO.
+"""Training on packed rows with transformers' Trainer; the base class of SFT, DPO and reward models.
 
 The loss is a mean over all tokens or pairs of an optimizer step, independent of micro-batches and processes. Mixtures of
 experts add their load-balancing loss if their config asks for it, a mean over the step's rows (`engine.model.router_loss`).
@@ -38,6 +38,8 @@ def offloaded_activations(model: torch.nn.Module) -> AbstractContextManager[None
 class PackedTrainer(TrainingFeatures, Trainer):
     """A Trainer whose batches come from `collate`; subclasses define the loss and the items that it is averaged over."""
 
+    # Whether mixtures of experts have their load-balancing loss where their config asks for it.
+    balances_experts = True
     # None unless the model's config asks for it; and the rows of the step, without those of padding alone, counted for it.
     router_loss: RouterLoss | None
     step_rows: torch.Tensor | None = None
@@ -57,7 +59,7 @@ class PackedTrainer(TrainingFeatures, Trainer):
         Args:
             model: one that has passed `engine.model.selftest.self_test` with the kernel of `compute`, with its adapters.
         """
-        self.router_loss = RouterLoss.of(inner_model(model))
+        self.router_loss = RouterLoss.of(inner_model(model)) if self.balances_experts else None
         use_threads(model.config, compute)
         super().__init__(
             rows=train_dataset,

@@ -18,7 +18,7 @@ STAGE = Stage(
     job_name="{evaluation}/{model}",
     inputs={
         "tokenizer": exactly_one("tokenizer"),
-        "model": any_number("sft", "dpo", "merge"),
+        "model": any_number("sft", "dpo", "merge", "reward"),
         "base_layers": any_number("sft", "dpo"),
         "corpora": any_number("corpus"),
         "packs": any_number("pack"),
@@ -59,6 +59,10 @@ def build(
         kl_from, kl_base: the results and the base of the model from which the divergence is measured.
         operation: with the engine of responses.
     """
+    if spec.rewards:
+        from snaketune.evaluation.reward_scores import score_reward_model
+
+        return score_reward_model(spec, work, model=model[0], packs=packs)
     from snaketune.evaluation.model_scores import score_model
 
     return score_model(

@@ -33,7 +33,7 @@ weights 0.09 GB, gradients 0.09 GB, optimizer states 0.18 GB
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -52,7 +52,7 @@ from snaketune.engine.model.fused_cross_entropy import CHUNK_LOGITS, MIN_CHUNK_R
 from snaketune.engine.model.kernels import SEPARATE
 from snaketune.engine.model.mixers import set_segments
 from snaketune.engine.model.packing_support import forward_inputs, unloaded_model
-from snaketune.engine.model.parameters import parameter_count, train_only
+from snaketune.engine.model.parameters import REWARD_HEAD, parameter_count, train_only
 from snaketune.engine.model.text_part import model_class
 from snaketune.engine.packing.segments import layout
 
@@ -152,8 +152,10 @@ def trace_model(
     trainable: str | None = None,
     batch: MicroBatch | None = None,
     dropout: bool = True,
+    trained_model: Callable[[PreTrainedModel, int], PreTrainedModel] | None = None,
 ) -> TracedModel | None:
     """Trace the model that a training would load, and its activations with `batch`, the model's own dropout on or off.
+    `trained_model`: makes the model that is trained from the one that is loaded, with a seed.
 
     Returns None where transformers can't build the model: its code is remote, or its config is inconsistent.
     SnaketuneError: the adapters, or the pattern of the parameters to train, don't fit the model.
@@ -167,16 +169,21 @@ def trace_model(
             model = _meta_model(config, compute.weights_dtype(frozen=lora is not None))
         except Exception:
             return None
+        model = trained_model(model, 0) if trained_model else model
         if trainable:
             train_only(model, trainable)
         names = {module: name.rpartition(".")[2] for name, module in model.named_modules()}
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         # One of two tied modules trains both.
         named_head = embedding if getattr(head, "weight", None) is getattr(embedding, "weight", head) else head
+        # That of a reward model has one output.
+        projecting = head if head is not None else getattr(model, REWARD_HEAD, None)
         adapted = _adapted(model, lora)
         return TracedModel(
-            weights=tuple(_weights(adapted, head)),
-            head=head if getattr(head, "weight", None) is not None and head.weight.dim() == 2 else None,
+            weights=tuple(_weights(adapted, projecting)),
+            head=projecting
+            if getattr(projecting, "weight", None) is not None and projecting.weight.dim() == 2
+            else None,
             flops=count_flops(adapted),
             without_adapters=_without_adapters(adapted, lora),
             frozen_embedding="" if _is_trained(model.get_input_embeddings()) else names[embedding],

@@ -58,10 +58,10 @@ def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact], corpu
     raw = spec.strategy == "none"
     counts: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
-    trees = False
+    trees, rated = False, any(parts.rated(split) for split in SPLITS)
     with (
         pa.OSFile(str(work.payload / "documents.arrow"), "wb") as file,
-        pa.ipc.new_file(file, documents_schema(spec.kind)) as documents,
+        pa.ipc.new_file(file, documents_schema(spec.kind, rated)) as documents,
     ):
         for split in SPLITS:
             lengths = parts.index(split, ["length"])["length"]
@@ -72,7 +72,7 @@ def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact], corpu
             trees = trees or bool(rows.segments.prefix.any())
             _write(work, split, rows)
             if not raw:
-                for batch in _documents(spec.kind, split, rows, parts):
+                for batch in _documents(documents_schema(spec.kind, rated), split, rows, parts):
                     documents.write_batch(batch)
     version = TREE_VERSION if trees else FORMAT_VERSIONS[spec.kind][0]
     if spec.kind == "sft" and any(parts.weighted(split) for split in SPLITS):
@@ -114,11 +114,12 @@ def _write(work: WorkFolder, split: str, rows: PackedUnits) -> None:
         write_table(work.payload / f"{split}-{name}.arrow", table, ROWS_PER_BATCH)
 
 
-def _documents(kind: str, split: str, rows: PackedUnits, parts: TokenParts) -> Iterator[pa.RecordBatch]:
+def _documents(schema: pa.Schema, split: str, rows: PackedUnits, parts: TokenParts) -> Iterator[pa.RecordBatch]:
     """Yield record batches of `documents.arrow`, in the order of the rows."""
-    schema = documents_schema(kind)
     index = parts.index(split)
-    from_index = {name: index[name].combine_chunks() for name in schema.names if name in COPIED}
+    # A split without rows has no margins.
+    copied = [name for name in schema.names if name in COPIED and name in index.column_names]
+    from_index = {name: index[name].combine_chunks() for name in copied}
     tokens, supervised = rows.segments.tokens, rows.segments.supervised
     if rows.pairs is not None:
         sequence, offsets = rows.pairs[:, 0], rows.pair_offsets

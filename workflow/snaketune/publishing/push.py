@@ -105,7 +105,7 @@ def push(models: dict[str, Push], *, dry_run: bool) -> None:
 
 
 def _files_of(model: str) -> tuple[Files, str]:
-    """The files of a model (`sft:NAME` or `dpo:NAME`) and its card, and the fingerprint of its training.
+    """The files of a model (`sft:NAME`, `dpo:NAME` or `reward:NAME`) and its card, and the fingerprint of its training.
 
     Raises:
         SnaketuneError: If a file is missing or changed, the card is of another result, or there are files that no manifest has.

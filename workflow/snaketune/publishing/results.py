@@ -37,7 +37,7 @@ class Result:
     @property
     def label(self) -> str:
         """The name that evaluations use for a trained model, `sft:demo`; the plain name for other jobs."""
-        return f"{self.stage}:{self.name}" if self.stage in ("sft", "dpo") else self.name
+        return f"{self.stage}:{self.name}" if self.stage in ("sft", "dpo", "reward") else self.name
 
     @property
     def key(self) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from snaketune.files import write_json
 from snaketune.report.charts.data_charts import data_charts
 from snaketune.report.charts.model_charts import evaluation_chart, preferences_chart, race_chart, variants_chart
+from snaketune.report.charts.reward_charts import reward_chart, reward_evaluation_chart
 from snaketune.report.charts.round_charts import rounds_chart
 from snaketune.report.charts.style import Chart, model_styles
 from snaketune.report.charts.training_charts import dpo_chart, sft_chart
@@ -25,6 +26,7 @@ from snaketune.report.data.packing_flow import pack_flows, training_flows
 from snaketune.report.data.preference_shift import flips, preference_changes
 from snaketune.report.data.races import races_of
 from snaketune.report.data.results import ResultSet, unique
+from snaketune.report.data.reward_models import reward_scores
 from snaketune.report.data.rounds import rounds_of
 from snaketune.report.data.sampled import sampled_tables, selections
 from snaketune.report.data.sampled import score_rows as scores_of_samples
@@ -126,6 +128,7 @@ class Pages:
             "dpo": ({"dpo"}, lambda: dpo_chart(results, styles)),
             "variants": ({"dpo"}, lambda: variants_chart(self.variants, self.changes, styles)),
             "rounds": ({"select"}, lambda: rounds_chart(self.rounds)),
+            "reward": ({"reward"}, lambda: reward_chart(results, styles)),
             "race": ({"race"}, lambda: race_chart(self.races, styles)),
             "evaluation": ({"eval"}, lambda: evaluation_chart(results, styles)),
             "preferences": ({"dpo", "eval"}, lambda: preferences_chart(self.changes, styles)),
@@ -134,6 +137,8 @@ class Pages:
         if not self.rounds:
             # Selected rows of another model.
             made.pop("rounds", None)
+        if results.of_rewards:
+            made["rewards"] = reward_evaluation_chart(results, styles)
         if self.earlier.others:
             made["compare"] = self.earlier.chart(styles)
         return made | data_charts(results)
@@ -166,6 +171,7 @@ class Pages:
                 }
                 for name, models in results.evaluations.items()
             },
+            "rewarded": reward_scores(results),
             "judged": judged_comparisons(results),
             "races": self.races,
             "rounds": self.rounds,

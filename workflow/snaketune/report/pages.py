@@ -37,7 +37,7 @@ def pages_of(graph: JobGraph) -> dict[str, tuple[str, str]]:
 
 def judging_files(graph: JobGraph) -> list[str]:
     """The CSV files of all responses below `results/report/pages`, which are too large for Snakemake's report."""
-    evaluations = (job for job in _reported(graph) if job.stage == "eval")
+    evaluations = (job for job in _reported(graph) if job.stage == "eval" and not job.spec.rewards)
     corpora = {job.name.partition("/")[0]: job.spec.conversations for job in evaluations}
     return [name for names in side_by_side_files(corpora).values() for name in names]
 

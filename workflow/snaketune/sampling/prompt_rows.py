@@ -1,8 +1,8 @@
 """Choose and encode prompts: the work of the `prompts` stage. `sampling.tables` lists the columns.
 
 Rows are taken by id, which is a digest, so that is a random order. `skip` moves the first rows to the end, for a sample after
-one that has taken them. A row is solved if, in the last of the earlier samples that has it, all responses have the highest score
-of that sample, and unsolved if all have the lowest. Of both, a share is chosen by their ids.
+one that has taken them. A row is solved if, in the last of the earlier samples that has it, all responses have the highest
+score of that sample, and unsolved if all have the lowest. Of both, a share is chosen by their ids.
 """
 
 import hashlib

@@ -6,7 +6,7 @@ from pathlib import Path
 from snaketune.artifacts.manifest import Artifact
 from snaketune.stages.cache import libraries
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.declaration import ModelCost, Stage, exactly_one
+from snaketune.stages.declaration import ModelCost, Stage, any_number, exactly_one
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import RateSpec
 
@@ -14,7 +14,7 @@ STAGE = Stage(
     module=__name__,
     spec=RateSpec,
     payload="scores",
-    inputs={"samples": exactly_one("sample")},
+    inputs={"samples": exactly_one("sample"), "model": any_number("reward")},
     files=("base",),
     libraries=libraries.always("torch", "transformers"),
     operation=("gpus",),
@@ -24,8 +24,20 @@ STAGE = Stage(
 )
 
 
-def build(spec: RateSpec, work: WorkFolder, *, samples: Artifact, base: Sequence[Path] = ()) -> Outcome:
-    """Write `scores.arrow` to `work.payload`. Args: base: files of a local model, which `spec.base` names."""
+def build(
+    spec: RateSpec,
+    work: WorkFolder,
+    *,
+    samples: Artifact,
+    model: Sequence[Artifact] = (),
+    base: Sequence[Path] = (),
+) -> Outcome:
+    """Write `scores.arrow` to `work.payload`.
+
+    Args:
+        model: a reward model that was trained here, if `spec.base` names none.
+        base: files of a local model, which `spec.base` names.
+    """
     from snaketune.sampling.reward_model import score_by_reward_model
 
-    return score_by_reward_model(spec, work, samples, base)
+    return score_by_reward_model(spec, work, samples, base, model)

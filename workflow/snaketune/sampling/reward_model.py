@@ -16,6 +16,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.config.base_models import Pretrained
 from snaketune.engine.model.devices import Compute, resolve_compute
 from snaketune.errors import SnaketuneError, first_line
 from snaketune.models.load_model import load_reward_model, positions_of
@@ -34,8 +35,14 @@ TOO_LONG, NOT_FINITE = "longer than the reward model's positions", "the score is
 SCORE = struct.Struct("<d")
 
 
-def score_by_reward_model(spec: RateSpec, work: WorkFolder, samples: Artifact, base_files: Sequence[Path]) -> Outcome:
+def score_by_reward_model(
+    spec: RateSpec, work: WorkFolder, samples: Artifact, base_files: Sequence[Path], trained: Sequence[Artifact] = ()
+) -> Outcome:
     """Write `scores.arrow`: a row per response, in their order.
+
+    Args:
+        base_files: of a local model that the spec names.
+        trained: a reward model that was trained here, if the spec names none.
 
     Raises:
         SnaketuneError: the model isn't a reward model, has no chat template, or scores no response.
@@ -46,13 +53,16 @@ def score_by_reward_model(spec: RateSpec, work: WorkFolder, samples: Artifact, b
     conversations = [
         [*prompts[row["id"], row["turn"]], {"role": "assistant", "content": row["content"]}] for row in responses
     ]
-    encoded = _encoded(spec, conversations)
+    for result in trained:
+        result.files()
+    base = spec.base or Pretrained(path=str(trained[0].folder))
+    encoded = _encoded(base, conversations)
     digests = [hashlib.sha256(repr(ids).encode()).digest()[:16] for ids in encoded]
     store = RowStore(
         work.root,
         {
-            # A local model counts by its files.
-            "reward": identity(spec.base, named=not base_files),
+            # A local model counts by its files, and a trained one by its content.
+            "reward": trained[0].content if trained else identity(base, named=not base_files),
             "files": [entry for _, entry in cached_entries("base", base_files, work.root)],
             "device": [compute.device.type, str(compute.dtype)],
             "code": code_digest("snaketune.sampling.reward_model"),
@@ -65,7 +75,7 @@ def score_by_reward_model(spec: RateSpec, work: WorkFolder, samples: Artifact, b
     waiting = {digest: ids for digest, ids in zip(digests, encoded, strict=True) if digest not in known}
     without: Counter[str] = Counter()
     if waiting:
-        model = load_reward_model(spec.base, compute.weights_dtype(frozen=True)).to(compute.device).eval()
+        model = load_reward_model(base, compute.weights_dtype(frozen=True)).to(compute.device).eval()
         longest = positions_of(model.config) or math.inf
         fitting = {digest: ids for digest, ids in waiting.items() if len(ids) <= longest}
         scored = _scores(model, compute, fitting, spec.batch_size)
@@ -95,9 +105,8 @@ def score_by_reward_model(spec: RateSpec, work: WorkFolder, samples: Artifact, b
     )
 
 
-def _encoded(spec: RateSpec, conversations: Sequence[list[dict[str, Any]]]) -> list[list[int]]:
+def _encoded(base: Pretrained, conversations: Sequence[list[dict[str, Any]]]) -> list[list[int]]:
     """The tokens of each conversation, by the reward model's own tokenizer and chat template."""
-    base = spec.base
     how = {"revision": base.revision or "main", "trust_remote_code": base.trust_remote_code}
     try:
         tokenizer = AutoTokenizer.from_pretrained(base.path, **how)

@@ -1,6 +1,6 @@
 """The `select` stage: rows for a corpus from scored responses (`sampling.selection`)."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.stages.cache import libraries
@@ -8,9 +8,6 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Cost, Stage, exactly_one
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SelectSpec
-
-if TYPE_CHECKING:
-    from snaketune.config.operation import Execution
 
 STAGE = Stage(
     module=__name__,
@@ -25,10 +22,8 @@ STAGE = Stage(
 )
 
 
-def build(
-    spec: SelectSpec, work: WorkFolder, *, samples: Artifact, scores: Artifact, operation: "Execution | None" = None
-) -> Outcome:
-    """Write `selected.jsonl` to `work.payload`. Args: operation: with the name of the sampled model."""
+def build(spec: SelectSpec, work: WorkFolder, *, samples: Artifact, scores: Artifact, operation: Any = None) -> Outcome:
+    """Write `selected.jsonl` to `work.payload`. Args: operation: `Execution`, with the name of the sampled model."""
     from snaketune.sampling.selection import write_selection
 
     return write_selection(spec, work, samples, scores, operation.sampled if operation else "")

@@ -162,7 +162,9 @@ def _row(spec: SelectSpec, prompt: Row, parts: dict[str, Candidate]) -> Row:
     messages = prompt["messages"]
     match spec.kind:
         case "preferences":
-            return known | {"prompt": messages} | {name: [one.turn] for name, one in parts.items()}
+            # Read as ratings, whose difference is the pair's margin.
+            ratings = {f"score_{name}": one.score for name, one in parts.items()}
+            return known | {"prompt": messages} | {name: [one.turn] for name, one in parts.items()} | ratings
         case "conversations":
             return known | {"messages": [*messages, parts["response"].turn]}
         case _:

@@ -14,7 +14,7 @@ from snaketune.stages.plan.judge_jobs import compare_jobs
 from snaketune.stages.plan.model_jobs import eval_job, merge_job
 from snaketune.stages.plan.published_jobs import is_rung, reported
 from snaketune.stages.plan.sample_jobs import sample_job, score_job
-from snaketune.stages.plan.training_jobs import sft_job
+from snaketune.stages.plan.training_jobs import reward_job, sft_job
 from snaketune.stages.specs import ReportSpec, spec_from
 from snaketune.stages.table import STAGES
 from snaketune.suggestions import unknown
@@ -58,6 +58,7 @@ def plan_jobs(config: Workflow, variants: Variants) -> tuple[Job, ...]:
         (tokenizer_job, config.tokenizers),
         (sft_job, config.sft),
         (dpo_job, config.dpo),
+        (reward_job, config.reward),
         (merge_job, config.merge),
         (sample_job, config.sample),
         (score_job, config.score),

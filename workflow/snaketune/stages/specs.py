@@ -122,11 +122,27 @@ class Launched(Model):
     activation_offloading: bool = False
 
 
+class RewardSpec(Model):
+    """Loss and optimization of a reward model."""
+
+    training: Learning
+    center_rewards_coefficient: float | None = None
+    margin: bool = False
+    lora: Lora | None
+    quantization: Quantization | None
+    base: Pretrained | None = None  # the base layers, as in `RefLogpsSpec`
+    trust_remote_code: bool
+
+
+# Of all trainings.
+TrainingSpec = SftSpec | DpoSpec | RewardSpec
+
+
 class CalibrateSpec(Launched):
     """The settings of a training that its speed and memory depend on; runs with equal ones share the measurement."""
 
     base: Pretrained | Scratch  # also for preferences: an SFT model is as large as its base
-    run: SftSpec | DpoSpec  # without the keys that affect neither time nor memory (`stages.plan.training_jobs`)
+    run: TrainingSpec  # without the keys that affect neither time nor memory (`stages.plan.training_jobs`)
     processes: int
 
 
@@ -148,6 +164,7 @@ class PreflightRun(Launched):
     pack: int  # the index of its pack among the job's packs, from 0
     earlier: tuple[EarlierTraining, ...] = ()  # the trainings that it continues
     needs_reference: bool = False  # whether its loss compares the policy with a reference
+    rewards: bool = False  # whether it trains a reward model
     raced: bool = False  # whether a race compares it with other variants
     micro_batch_rows: MicroBatchRows
     gpus: int
@@ -281,7 +298,7 @@ class CompareSpec(JudgeModelSpec):
 class RateSpec(Model):
     """Scores of a sample's responses by a reward model."""
 
-    base: Pretrained
+    base: Pretrained | None  # None if the job has the result of a `reward` run
     batch_size: int  # a score doesn't depend on its batch, except for rounding
 
 
@@ -313,6 +330,7 @@ class EvalSpec(Model):
     judged: int  # prompts per corpus that have a response for a judge
     kl: bool = False  # whether the divergence from another model is measured
     kl_base: Pretrained | Scratch | None = None  # that model itself, or the base layers of its adapters, as `base`
+    rewards: bool = False  # whether it is a reward model, of which preferences alone are evaluated
 
 
 class RaceSpec(Model):

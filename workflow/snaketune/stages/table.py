@@ -20,6 +20,7 @@ MODULES = (
     "training.sft",
     "training.ref_logps",
     "training.dpo",
+    "training.reward",
     "training.merge",
     "publishing.convert",
     "sampling.prompts",

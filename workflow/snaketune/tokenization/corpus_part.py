@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.corpus.quarantine import Quarantine
-from snaketune.corpus.rows import Malformed, RawRow
+from snaketune.corpus.rows import MARGIN, Malformed, RawRow
 from snaketune.engine.packing.ragged import common_start, offsets_of
 from snaketune.errors import SnaketuneError
 from snaketune.progress import progress
@@ -105,10 +105,10 @@ def _write(
         quarantine = Quarantine(file)
         for split in SPLITS:
             tally = Counter(dict.fromkeys(COUNTED, 0))
-            batches = tables[split].to_batches()
+            batches, rated = tables[split].to_batches(), MARGIN.name in tables[split].column_names
             earlier = sum(len(batch) for part in range(1, spec.part) for batch in _part_of(batches, part, spec.parts))
             groups = list(_groups(spec, tables[split]))
-            with TokenWriter(work.payload, split, has_weights(tables[split])) as writer:
+            with TokenWriter(work.payload, split, has_weights(tables[split]), rated=rated) as writer:
                 for number, group in enumerate(progress(groups, f"tokenizing {split}", "groups of rows", len(groups))):
                     rows, refused = encoder.encode(group, number, refuses=quarantines)
                     for at, error in refused:
@@ -230,7 +230,8 @@ class _Encoder:
         # Rows with the string of a control token are always encoded on the reference path.
         control = np.zeros(len(turns), bool)
         control[one_by_one] = holds_control(self._chat, turns.rows(one_by_one))
-        return replace(rows_of(table, encoded, control), source=table["source"].combine_chunks())
+        further = [name for name in ("source", MARGIN.name) if name in table.column_names]
+        return replace(rows_of(table, encoded, control), **{name: table[name].combine_chunks() for name in further})
 
     def _compare(self, turns: Turns, encoded: EncodedBatch, number: int) -> None:
         """Compare the first conversations of the split with the reference path; in later groups a sample."""

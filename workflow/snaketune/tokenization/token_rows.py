@@ -20,6 +20,7 @@ class TokenRows:
         sequences: the encoded sequences, whose first tokens aren't supervised.
         prompt, chosen, common, prompt_hash, control_text: int64, uint64 and bool [n].
         source: added to rows that are stored.
+        margin: of pairs, by how much the chosen completion is rated higher; None if the corpus has no ratings.
     """
 
     names: pa.StringArray
@@ -31,6 +32,7 @@ class TokenRows:
     label: pa.BooleanArray
     control_text: np.ndarray
     source: pa.Int16Array | None = None
+    margin: pa.DoubleArray | None = None
 
     @cached_property
     def supervised_runs(self) -> tuple[np.ndarray, np.ndarray]:
@@ -176,6 +178,7 @@ def insert_empty_rows(rows: TokenRows, indices: np.ndarray, names: pa.StringArra
         ),
         label=rows.label.take(positions),
         source=None if rows.source is None else rows.source.take(positions),
+        margin=None if rows.margin is None else rows.margin.take(positions),
         **columns,
     )
 

@@ -52,18 +52,24 @@ INDEX = pa.schema(
         "control_text": pa.bool_(),
     }
 )
-# With the weight of each supervised run, if a corpus has other weights than 0 and 1.
-WEIGHTED_INDEX = INDEX.append(pa.field("run_weights", pa.list_(pa.float32())))
+# The weight of each supervised run, if a corpus has other weights than 0 and 1; and of pairs, if a corpus has ratings, by how
+# much the chosen completion is rated higher.
+RUN_WEIGHTS, MARGIN = pa.field("run_weights", pa.list_(pa.float32())), pa.field("margin", pa.float64())
 # 64-bit offsets: a record batch may have more than 2**31 tokens.
 IDS = pa.schema([("ids", pa.large_list(pa.int32()))])
 
 
-class TokenWriter(ExitStack):
-    """Writes one split of a part, batch by batch; with weights if the corpus has them."""
+def index_schema(weighted: bool, rated: bool) -> pa.Schema:
+    """INDEX, with the weights of supervised runs and the margins of pairs where a corpus has them."""
+    return pa.schema([*INDEX, *([RUN_WEIGHTS] if weighted else []), *([MARGIN] if rated else [])])
 
-    def __init__(self, folder: Path, split: str, weighted: bool = False):
+
+class TokenWriter(ExitStack):
+    """Writes one split of a part, batch by batch; with weights and margins if the corpus has them."""
+
+    def __init__(self, folder: Path, split: str, weighted: bool = False, rated: bool = False):
         super().__init__()
-        self._schema = WEIGHTED_INDEX if weighted else INDEX
+        self._schema = index_schema(weighted, rated)
         self._index, self._ids = (
             self.enter_context(pa.ipc.new_file(str(folder / f"{split}-{part}.arrow"), schema))
             for part, schema in (("index", self._schema), ("ids", IDS))
@@ -86,8 +92,10 @@ class TokenWriter(ExitStack):
             "source": pa.nulls(len(rows.names), pa.int16()) if rows.source is None else rows.source,
             "control_text": rows.control_text,
         }
-        if self._schema is WEIGHTED_INDEX:
-            columns["run_weights"] = _list_array(*rows.run_weights)
+        if RUN_WEIGHTS in self._schema:
+            columns[RUN_WEIGHTS.name] = _list_array(*rows.run_weights)
+        if MARGIN in self._schema:
+            columns[MARGIN.name] = pa.nulls(len(rows.names), pa.float64()) if rows.margin is None else rows.margin
         index = pa.record_batch(columns, schema=self._schema)
         ids = pa.LargeListArray.from_arrays(pa.array(sequences.offsets), pa.array(sequences.ids))
         for start in range(0, len(index), ROWS_PER_BATCH):
@@ -109,7 +117,7 @@ class TokenParts:
     def index(self, split: str, columns: list[str] | None = None) -> pa.Table:
         """The memory-mapped index of a split, with all columns of INDEX or the given ones."""
         batches = [batch for file in self._open(f"{split}-index.arrow") for batch in _batches(file)]
-        schemas = (INDEX, WEIGHTED_INDEX)
+        schemas = [index_schema(weighted, rated) for weighted in (False, True) for rated in (False, True)]
         if other := next((batch.schema.names for batch in batches if batch.schema not in schemas), None):
             manifest = self._parts[0].manifest_path
             raise SnaketuneError(
@@ -121,7 +129,11 @@ class TokenParts:
 
     def weighted(self, split: str) -> bool:
         """Whether the supervised runs of a split have weights."""
-        return "run_weights" in self.index(split).column_names
+        return RUN_WEIGHTS.name in self.index(split).column_names
+
+    def rated(self, split: str) -> bool:
+        """Whether the pairs of a split have ratings."""
+        return MARGIN.name in self.index(split).column_names
 
     def lists(self, split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
         """A column of lists as int32 or float32 values, concatenated, and int64[n + 1] offsets."""

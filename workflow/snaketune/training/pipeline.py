@@ -37,7 +37,6 @@ from snaketune.stages.cache.attempt import check_files
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.findings import report_findings
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.specs import DpoSpec
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tracking.curves import Curves
 from snaketune.training.autotune.batch_plan import (
@@ -92,7 +91,7 @@ def ready_trainer(training: PreparedTraining) -> Iterator[tuple[TrainingFeatures
         # Shards in float32 are loaded as stored: the processes then share the pages of the files, and each shard is converted
         # on its own.
         as_stored = run.in_shards and dtype == torch.float32 and not spec.quantization
-        model = training.initial.load(stored_dtype(config) or dtype if as_stored else dtype, spec.quantization)
+        model = training.load(stored_dtype(config) or dtype if as_stored else dtype)
         if not spec.quantization and not run.in_shards:
             model = model.to(compute.device)
         parameters = parameter_count(model)
@@ -144,14 +143,13 @@ def make_trainer(training: PreparedTraining, model: torch.nn.Module, compute: Co
         zero_stage=operation.zero_stage,
         check_lock=run.work.check_held,
     )
-    loss = {"settings": spec.settings} if isinstance(spec, DpoSpec) else {"loss": spec.loss}
     return training.trainer_class(
         model=model,
         args=training_arguments(run, items),
         train_dataset=rows,
         compute=compute,
         options=options,
-        **loss,
+        **training.loss_arguments,
     )
 
 
@@ -173,6 +171,7 @@ def measure_held_out(trainer: PackedTrainer, training: PreparedTraining) -> None
         patience=selection.stop_if and selection.stop_if.held_out_rises,
     )
     answers = not (run.in_shards or run.operation.launch == "deepspeed") and training.initial.tokenizer is not None
+    answers = answers and trainer.answers_prompts
     decoder = partial(ChatTokenizer.load, training.initial.tokenizer) if answers else None
     trainer.held_out = HeldOut(trainer, rows, settings, run.best, decoder)
     trainer.add_callback(trainer.held_out)
@@ -202,7 +201,8 @@ def examine_machine(training: PreparedTraining) -> MachineCheck:
     """Compare the needs of a training with this machine, before its model is loaded."""
     run = training.run
     summed = training.trainer_class.sums_losses and run.spec.loss != "dft" and not training.rows.weighted
-    computed = {"dropout": training.trainer_class.drops_out, "summed": summed}
+    trainer_class = training.trainer_class
+    computed = {"dropout": trainer_class.drops_out, "summed": summed, "trained_model": trainer_class.trained_model}
     return check_machine(run.spec, run.operation, run.compute, training.any_config, training.rows, **computed)
 
 

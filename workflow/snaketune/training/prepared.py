@@ -4,9 +4,10 @@ from collections.abc import Sized
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from transformers import PretrainedConfig
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.config.operation import Execution
 from snaketune.engine.features import TrainingFeatures
@@ -15,9 +16,10 @@ from snaketune.engine.model.devices import Compute, resolve_compute
 from snaketune.engine.model.packing_support import choose_kernel
 from snaketune.engine.model.self_test_record import SelfTestRecord
 from snaketune.engine.packing.rows import PackedRows
+from snaketune.engine.pair_rewards import RewardSettings
 from snaketune.models.adapter_stack import AdapterStack
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.specs import DpoSpec, SftSpec
+from snaketune.stages.specs import DpoSpec, SftSpec, TrainingSpec
 from snaketune.tracking.curves import TrackedRun
 from snaketune.training.self_test_records import record_of_test
 
@@ -33,7 +35,7 @@ class TrainingRun:
         adapter: folder of the adapter that is trained further; None if there is none.
     """
 
-    spec: SftSpec | DpoSpec
+    spec: TrainingSpec
     operation: Execution
     work: WorkFolder
     compute: Compute
@@ -41,9 +43,7 @@ class TrainingRun:
     adapter: Path | None = None
 
     @classmethod
-    def of(
-        cls, spec: SftSpec | DpoSpec, operation: Execution, work: WorkFolder, tracked: TrackedRun | None = None
-    ) -> Self:
+    def of(cls, spec: TrainingSpec, operation: Execution, work: WorkFolder, tracked: TrackedRun | None = None) -> Self:
         """Return a run on the device and precision that this process has."""
         compute = resolve_compute(spec.training.precision, training=True)
         return cls(spec=spec, operation=operation, work=work, compute=compute, tracked=tracked)
@@ -102,6 +102,23 @@ class PreparedTraining:
     def any_config(self) -> PretrainedConfig | None:
         """The config of the initial model, also if that is made from scratch."""
         return self.config or self.initial.new_config()
+
+    @property
+    def loss_arguments(self) -> dict[str, Any]:
+        """The arguments of the trainer that define its loss."""
+        spec = self.run.spec
+        if isinstance(spec, SftSpec):
+            return {"loss": spec.loss}
+        if isinstance(spec, DpoSpec):
+            return {"settings": spec.settings}
+        centers = spec.center_rewards_coefficient
+        return {"settings": RewardSettings(center_rewards_coefficient=centers, margin=spec.margin)}
+
+    def load(self, weights_dtype: torch.dtype, quantized: bool = True) -> PreTrainedModel:
+        """Load the model that is trained. Args: quantized: whether its weights are in 4 bits where the spec has them so."""
+        quantization = self.run.spec.quantization if quantized else None
+        loaded = self.initial.load(weights_dtype, quantization)
+        return self.trainer_class.trained_model(loaded, self.run.spec.training.seed)
 
     def with_kernel(self) -> Self:
         """Return the training with the kernel for its model and packed rows; see `packing_support.choose_kernel`."""

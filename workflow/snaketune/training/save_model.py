@@ -87,11 +87,12 @@ def _write(model: torch.nn.Module, training: Any, dtype: torch.dtype, base_dtype
             _save_configs(model.get_base_model(), folder, dtype)
             return
         if spec.quantization:
-            model = copy_trained(model, add_lora(training.initial.load(base_dtype, None), spec.lora))
+            model = copy_trained(model, add_lora(training.load(base_dtype, quantized=False), spec.lora))
         model = merge(model, dtype)
     cast_parameters(model, dtype)
     model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
-    if training.initial.weights:
+    # A reward model is the text part alone.
+    if training.initial.weights and model.can_generate():
         add_non_text_modules(folder, model, training.initial.weights)
 
 

@@ -18,10 +18,10 @@ from snaketune.engine.model.self_test_record import SelfTestRecord
 from snaketune.stages.cache.attempt import Attempt, read_attempt
 from snaketune.stages.cache.clean import SELF_TESTS
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.specs import DpoSpec, SftSpec
+from snaketune.stages.specs import TrainingSpec
 
 
-def record_of_test(spec: SftSpec | DpoSpec, work: WorkFolder, compute: Compute) -> SelfTestRecord | None:
+def record_of_test(spec: TrainingSpec, work: WorkFolder, compute: Compute) -> SelfTestRecord | None:
     """Return the record of a run's self-test, whether or not it has passed; None if its weights or rows can't be identified."""
     attempt, base = read_attempt(work.state), spec.base
     # A model of the Hub without a revision may change.

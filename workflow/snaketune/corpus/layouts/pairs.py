@@ -35,8 +35,13 @@ def _ratings(samples: Samples) -> list[tuple[str, ...]]:
 
 
 def read(values: Values, file: RowFile) -> Preference:
-    if "ratings" in values or "status" in values:
-        _check_ratings(values, file)
+    margin = _check_ratings(values, file) if "ratings" in values or "status" in values else None
+    pair = _pair(values, file)
+    pair.margin = margin
+    return pair
+
+
+def _pair(values: Values, file: RowFile) -> Preference:
     chosen, rejected = values["chosen"], values["rejected"]
     for key, value in (("chosen", chosen), ("rejected", rejected)):
         if type(value) in (int, float) and key not in file.stated:
@@ -60,8 +65,11 @@ def _with_rejected_answer(values: Values, file: RowFile) -> Preference:
     return Preference(prompt=turns[:-1], chosen=turns[-1:], rejected=worse)
 
 
-def _check_ratings(values: Values, file: RowFile) -> None:
-    """Raise Malformed if the rejected completion is rated higher, Dropped if the ratings don't differ enough."""
+def _check_ratings(values: Values, file: RowFile) -> float | None:
+    """By how much the chosen completion is rated higher; None if that is unclear, since none or several columns rate it.
+
+    Raises Malformed if the rejected completion is rated higher, Dropped if the ratings don't differ enough.
+    """
     status = values.get("status")
     if isinstance(status, str) and status.strip().lower() == "tie":
         raise Dropped("tie")
@@ -72,7 +80,7 @@ def _check_ratings(values: Values, file: RowFile) -> None:
         if higher is not None and lower is not None and not higher == lower == UNRATED
     ]
     if not differences:
-        return
+        return None
     # One of several that agrees is enough: a better answer needn't be better in every respect.
     largest, position = max(differences)
     if largest == 0:
@@ -83,6 +91,7 @@ def _check_ratings(values: Values, file: RowFile) -> None:
         rated = ", ".join(f"{names[i]} is {numbers[i]:g}" for i in (2 * position, 2 * position + 1))
         what = "swap the completions, or name these columns under `ignore` if a lower rating is better"
         raise Malformed("rating_contradicts", f"{rated}: the rejected completion is rated higher; {what}")
+    return largest if len(names) == 2 else None
 
 
 CHOSEN = "chosen chosen_response chosen_messages accepted preferred_output response_j"

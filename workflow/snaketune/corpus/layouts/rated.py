@@ -44,7 +44,9 @@ def read(values: Values, file: RowFile) -> list[Outcome]:
         try:
             if best - rating < file.source.margin:
                 raise Dropped("below_margin")
-            pairs.append(pair_of(values, first, text, file))
+            pair = pair_of(values, first, text, file)
+            pair.margin = best - rating
+            pairs.append(pair)
         except (Malformed, Dropped) as error:
             pairs.append(error)
     return pairs

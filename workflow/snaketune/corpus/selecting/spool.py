@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from snaketune.corpus.rows import MESSAGES, SCHEMAS, VARIABLES, WEIGHTED_MESSAGES, Message, Row, with_weights
+from snaketune.corpus.rows import MARGIN, MESSAGES, SCHEMAS, VARIABLES, WEIGHTED_MESSAGES, Message, Row, with_weights
 
 ROWS_PER_BATCH = 1024
 TURN = WEIGHTED_MESSAGES.value_type
@@ -28,13 +28,15 @@ class Spool(ExitStack):
     Attributes:
         weighted: whether any turn has another weight than 0 and 1.
         varied: whether any row has template variables.
+        rated: whether any pair has ratings.
     """
 
     def __init__(self, path: Path, kind: str):
         super().__init__()
-        self.path, self.kind, self.weighted, self.varied = path, kind, False, False
+        self.path, self.kind, self.weighted, self.varied, self.rated = path, kind, False, False, False
         written = [field for field in SCHEMAS[kind] if field.name not in WRITTEN_LATER]
-        self.schema = with_weights(pa.schema([*written, VARIABLES]))
+        further = [VARIABLES, *([MARGIN] if kind == "preferences" else [])]
+        self.schema = with_weights(pa.schema([*written, *further]))
         self.columns = [field.name for field in self.schema if field.type == WEIGHTED_MESSAGES]
         self.writer = self.enter_context(pa.ipc.new_file(str(path), self.schema))
 
@@ -51,6 +53,7 @@ class Spool(ExitStack):
             else:
                 array = pa.array(values, field.type)
                 self.varied |= field == VARIABLES and array.null_count < len(array)
+                self.rated |= field == MARGIN and array.null_count < len(array)
             arrays.append(array)
         self.writer.write_batch(pa.record_batch(arrays, schema=self.schema))
         return characters
@@ -58,7 +61,8 @@ class Spool(ExitStack):
     @property
     def result_schema(self) -> pa.Schema:
         schema = with_weights(SCHEMAS[self.kind]) if self.weighted else SCHEMAS[self.kind]
-        return schema.append(VARIABLES) if self.varied else schema
+        schema = schema.append(VARIABLES) if self.varied else schema
+        return schema.append(MARGIN) if self.rated else schema
 
     def batches(self) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield each batch, and the number of its first row."""
@@ -77,6 +81,8 @@ class Spool(ExitStack):
     def _as_result(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if not self.varied:
             batch = batch.drop_columns([VARIABLES.name])
+        if not self.rated and MARGIN in self.schema:
+            batch = batch.drop_columns([MARGIN.name])
         if self.weighted:
             return batch
         for number, field in enumerate(batch.schema):

@@ -59,7 +59,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     config.target_modules = _targets(model, config.target_modules)
     config.exclude_modules = unadaptable(model, all_linear=all_linear)
     config.modules_to_save = _whole_modules(model, tuple(config.modules_to_save or ())) or None
-    config.task_type = "CAUSAL_LM"
+    config.task_type = "CAUSAL_LM" if model.can_generate() else "SEQ_CLS"
     if all_linear:
         leave_out_routers(config, model)
     adapted = adapt(model, config)

@@ -5,6 +5,9 @@ import torch
 from snaketune.errors import SnaketuneError
 from snaketune.patterns import TooSlow, fullmatch
 
+# The name of the head of a reward model, as transformers has it in its classes for sequence classification.
+REWARD_HEAD = "score"
+
 
 def train_only(model: torch.nn.Module, pattern: str) -> None:
     """Freeze all parameters whose full names the pattern doesn't match.

@@ -33,7 +33,8 @@ shards lists the conversations or pairs in the order of the rows and of `complet
 tokens, and `source`, the number of its source in the corpus, from 0. Tokens that pairs share count for the first of them.
 
 Completions with a label (manifest kind `unpaired`) have format 3.1 too: the second completion of each pair is that of another
-prompt, and `documents.arrow` has one more column, `label`: whether the first completion is good.
+prompt, and `documents.arrow` has one more column, `label`: whether the first completion is good. Pairs of a corpus with ratings
+have one, `margin`: by how much the chosen completion is rated higher, null for pairs without ratings.
 """
 
 import numpy as np
@@ -53,7 +54,7 @@ SPLITS = ("train", "held_out")
 TOKENS_PER_SHARD = 2**25
 TOKENS_PER_BATCH = 2**19
 
-# Columns of `documents.arrow`, with that of completions with a label.
+# Columns of `documents.arrow`, with that of completions with a label, and of pairs with ratings.
 DOCUMENTS = {
     "split": pa.string(),
     "row": pa.int32(),
@@ -62,13 +63,13 @@ DOCUMENTS = {
     "supervised": pa.int32(),
     "source": pa.int16(),
 }
-LABEL = {"label": pa.bool_()}
+LABEL, MARGIN = {"label": pa.bool_()}, {"margin": pa.float64()}
 # Those that are copied from the index of tokens.
-COPIED = ("id", "source", "label")
+COPIED = ("id", "source", "label", "margin")
 
 
-def documents_schema(kind: str) -> pa.Schema:
-    return pa.schema(DOCUMENTS | (LABEL if kind == "unpaired" else {}))
+def documents_schema(kind: str, rated: bool = False) -> pa.Schema:
+    return pa.schema(DOCUMENTS | (LABEL if kind == "unpaired" else {}) | (MARGIN if rated else {}))
 
 
 def list_columns(kind: str, version: str) -> tuple[str, ...]:

@@ -34,6 +34,14 @@ SCORES = {
         "reward_margin_nats": ("reward margin without beta, nats", "pairs_with_reference"),
     },
 }
+# Of reward models.
+REWARD_SCORES = {
+    "preferences": {
+        "reward_accuracy": ("reward accuracy, share", "pairs"),
+        "reward_margin": ("reward margin", "pairs"),
+        "calibration_error": ("calibration error, share", "pairs"),
+    }
+}
 
 # Characters with a meaning within a line in CommonMark or the Hub's extensions (such as automatic links), to be escaped.
 SPECIAL = re.compile(r"([\\`*_\[\]<>&|~#$@]|:(?=//)|(?<=www)\.)", re.IGNORECASE)
@@ -70,8 +78,9 @@ class CardResults(Results):
         super().__init__(spec.jobs, manifests)
         self.spec = spec
         # The training of the model first, then those that it builds on.
-        self.trainings = self.of("sft", "dpo")
+        self.trainings = self.of("sft", "dpo", "reward")
         self.model = self.trainings[0]
+        self.gives_rewards = self.model.stage == "reward"
         # The base model in the spec of the first training: a model with a `path`, or the architecture of a new one.
         self.base: dict[str, Any] = self.trainings[-1].spec["base"]
         self.is_adapter = "base_dtype" in self.model.manifest
@@ -106,7 +115,7 @@ class CardResults(Results):
 
 def _scores_of(result: Result) -> Iterator[Score]:
     scores, evaluation = read_json(result.artifact.file("scores.json")), result.name.partition("/")[0]
-    for section, known in SCORES.items():
+    for section, known in (REWARD_SCORES if result.spec.get("rewards") else SCORES).items():
         for on, measured in scores.get(section, {}).items():
             for path, (name, size) in known.items():
                 if is_number(value := at_path(measured, path)):
@@ -190,9 +199,10 @@ def _metadata(results: CardResults) -> str:
     made_of = Counter(path for paths in on_hub.values() for path in set(paths))
     links = {on: paths[0] for on, paths in on_hub.items() if len(paths) == 1 and made_of[paths[0]] == 1}
     several = len({score.evaluation for score in scores}) > 1
+    task = "text-classification" if results.gives_rewards else "text-generation"
     evaluated = [
         EvalResult(
-            task_type="text-generation",
+            task_type=task,
             dataset_type=links.get(score.on, score.on),
             dataset_name=score.on,
             dataset_split=None if score.section == "tasks" else "held_out",
@@ -211,7 +221,7 @@ def _metadata(results: CardResults) -> str:
         library_name="peft" if adapter else "transformers",
         license=results.spec.license,
         model_name=results.model.name,
-        pipeline_tag="text-generation",
+        pipeline_tag=task,
         tags=["snaketune", *sorted({run.stage for run in results.trainings}), *(["lora"] if adapter else [])],
         eval_results=evaluated or None,
     )
@@ -221,6 +231,8 @@ def _metadata(results: CardResults) -> str:
 def _method(run: Result) -> str:
     if run.stage == "sft":
         return "by supervised fine-tuning"
+    if run.stage == "reward":
+        return "as a reward model on pairs"
     sentence = f"by preference optimization ({escaped(_value(run.spec['loss']))})"
     if reference := run.spec.get("reference"):
         path = reference["path"].rstrip("/")
@@ -275,6 +287,9 @@ def _settings(results: CardResults, run: Result) -> Iterator[tuple[str, str]]:
     yield "corpus", corpus.name if corpus else ""
     for key, field in PreferenceLoss.model_fields.items():
         if key in spec and (key in ("loss", "beta") or spec[key] != field.default):
+            yield key, _value(spec[key])
+    for key in ("center_rewards_coefficient", "margin"):
+        if spec.get(key):
             yield key, _value(spec[key])
     yield from ((key, _value(value)) for key, value in spec["training"].items() if value not in (None, {}))
     for section in ("lora", "quantization"):

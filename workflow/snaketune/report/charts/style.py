@@ -42,6 +42,8 @@ COLOURS = {
     "dpo-4": ("#8a3a5e", "#d487ab"),
     "merge-1": ("#6b4fa0", "#b39ddb"),
     "merge-2": ("#7a7a1f", "#c5c56a"),
+    "reward-1": ("#5b7f00", "#a5cc4a"),
+    "reward-2": ("#8c6d31", "#d1b06b"),
 }
 MUTED = COLOURS["muted"][0]
 DASHES = ("-", "--", ":", "-.")
@@ -117,8 +119,8 @@ class Chart:
 
 
 def model_styles(labels: Iterable[str]) -> dict[str, Style]:
-    """A style per model: grey for bases, blue and green for SFT, warm colours for DPO, violet for merged ones. Then dashes
-    change.
+    """A style per model: grey for bases, blue and green for SFT, warm colours for DPO, violet for merged ones, olive for
+    reward models. Then dashes change.
 
     >>> [style.colour for style in model_styles(["base:a", "sft:a", "sft:b", "dpo:a"]).values()]
     ['base-1', 'sft-1', 'sft-2', 'dpo-1']

@@ -49,14 +49,14 @@ GB = 1e9
 
 def sft_chart(results: ResultSet, styles: Styles) -> Chart:
     """Loss and throughput of all SFT runs."""
-    runs = _whole_runs(results, "sft")
+    runs = whole_runs(results, "sft")
     panels = [curve("loss", "Training loss", "loss, nats per token", runs, styles, decimal), throughput(runs, styles)]
-    return _training_chart("sft", runs, styles, panels)
+    return training_chart("sft", runs, styles, panels)
 
 
 def dpo_chart(results: ResultSet, styles: Styles) -> Chart:
     """Loss, accuracy, margin, rewards and all other metrics that the DPO runs logged, known ones first."""
-    runs = _whole_runs(results, "dpo")
+    runs = whole_runs(results, "dpo")
     losses = sorted({loss_text(run.spec["loss"]) for run in runs})
     name = f"{losses[0]} loss" if len(losses) == 1 else "loss (different kinds, not comparable)"
     panels = [curve("loss", "Training loss", name, runs, styles, decimal)]
@@ -68,10 +68,10 @@ def dpo_chart(results: ResultSet, styles: Styles) -> Chart:
     for key in (*(key for key in KNOWN if key in drawn), *sorted(drawn - KNOWN.keys())):
         title, axis, shown, baseline = KNOWN.get(key, (clean(words(key)).capitalize(), words(key), decimal, None))
         panels.append(curve(key, title, axis, runs, styles, shown, baseline))
-    return _training_chart("dpo", runs, styles, panels)
+    return training_chart("dpo", runs, styles, panels)
 
 
-def _whole_runs(results: ResultSet, stage: str) -> list[Result]:
+def whole_runs(results: ResultSet, stage: str) -> list[Result]:
     """The trainings of a stage without snapshots, whose curves are parts of those of their runs."""
     return [run for run in results.of(stage) if "@" not in run.name]
 
@@ -85,7 +85,7 @@ def _other(key: str) -> str:
     return key.replace("chosen", "rejected") if "chosen" in key else key.replace("rejected", "chosen")
 
 
-def _training_chart(name: str, runs: list[Result], styles: Styles, panels: list[Panel | None]) -> Chart:
+def training_chart(name: str, runs: list[Result], styles: Styles, panels: list[Panel | None]) -> Chart:
     calibrated = [run for run in runs if run.run.get("calibration")]
     panels += [_speed(calibrated, styles), _memory(calibrated, styles)] if calibrated else []
     drawn = [panel for panel in panels if panel] or [message("No run logged anything; see operation.log_steps.")]

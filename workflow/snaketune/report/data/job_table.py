@@ -125,12 +125,12 @@ def cards(results: ResultSet) -> Iterator[Card]:
         yield Card(title="Tokens trained", value=short(sum(flow.tokens for flow in flows)), note=note)
     speeds: dict[str, list[float]] = {}
     devices = set()
-    for run in results.of("sft", "dpo"):
+    for run in results.of("sft", "dpo", "reward"):
         if speed := run.run.get("tokens_per_second_median"):
             speeds.setdefault(run.stage, []).append(speed)
             devices.add(str(run.run.get("device", "")))
     if speeds:
-        values = tuple((stage, short(max(speeds[stage]))) for stage in ("sft", "dpo") if stage in speeds)
+        values = tuple((stage, short(max(speeds[stage]))) for stage in ("sft", "dpo", "reward") if stage in speeds)
         on = ", ".join(sorted(devices - {""})) or NOTHING
         yield Card(title="Tokens per second", values=values, note=f"median, without padding, on {on}")
     if packs := [flow for flow in pack_flows(results) if flow.packed and flow.train.capacity]:

@@ -158,7 +158,7 @@ def _split_flow(result: Result, split: str) -> SplitFlow:
 
 
 def training_flows(results: ResultSet) -> list[TrainingFlow]:
-    return [training_flow(results, result) for result in results.of("sft", "dpo")]
+    return [training_flow(results, result) for result in results.of("sft", "dpo", "reward")]
 
 
 def training_flow(results: ResultSet, result: Result) -> TrainingFlow:

@@ -14,7 +14,7 @@ from snaketune.stages.specs import ReportedJob
 from snaketune.stages.table import STAGES
 from snaketune.tables import read_table
 
-MODEL_KINDS = ("base", "sft", "dpo", "merge")
+MODEL_KINDS = ("base", "sft", "dpo", "merge", "reward")
 
 
 def model_named(job: str) -> str:
@@ -78,11 +78,17 @@ class ResultSet(Results):
 
     @cached_property
     def evaluations(self) -> dict[str, list[ScoredModel]]:
-        """The models of each evaluation, from base to DPO, by its name."""
+        """The models of each evaluation, from base to DPO, by its name; reward models are apart."""
         by_name: dict[str, list[ScoredModel]] = {}
-        for scored in map(scored_of, self.of("eval")):
+        policies = (result for result in self.of("eval") if not result.spec.get("rewards"))
+        for scored in map(scored_of, policies):
             by_name.setdefault(scored.evaluation, []).append(scored)
         return {name: sorted(models, key=lambda model: model_order(model.model)) for name, models in by_name.items()}
+
+    @property
+    def of_rewards(self) -> list[Result]:
+        """The evaluations of reward models."""
+        return [result for result in self.of("eval") if result.spec.get("rewards")]
 
     @property
     def scored(self) -> list[ScoredModel]:
@@ -96,8 +102,9 @@ class ResultSet(Results):
     @property
     def models(self) -> list[str]:
         """Labels of all models, from base to DPO."""
-        trained = {result.label for result in self.of("sft", "dpo")}
-        return sorted({scored.model for scored in self.scored} | trained, key=model_order)
+        trained = {result.label for result in self.of("sft", "dpo", "reward")}
+        evaluated = {scored.model for scored in self.scored} | {model_named(result.name) for result in self.of_rewards}
+        return sorted(evaluated | trained, key=model_order)
 
 
 def scored_of(result: Result) -> ScoredModel:

@@ -154,7 +154,8 @@ def score_rows(results: ResultSet) -> list[tuple[str, str, str, str, str]]:
         if result.stage == "judge":
             how = f"judge {spec['server_model'] or result.manifest['judge']['name']}"
         elif result.stage == "rate":
-            how = f"reward {spec['base']['path']}"
+            trained = results.first(result, "model")
+            how = f"reward {trained.name if trained else spec['base']['path']}"
         else:
             how = "answer" if spec["answer"] else "python" if spec["python"] else "sum"
         (sample,) = results.made_from(result, "samples") or (None,)

@@ -183,7 +183,7 @@ def _overfitting(facts: TrainingFacts) -> tuple[str, str, str, float] | None:
 
 def preflight_findings(results: ResultSet) -> list[ReportFinding]:
     """The findings of preflight, which the run.json of each training repeats; empty without preflight."""
-    entries = (result.run.get("preflight") or [] for result in results.of("sft", "dpo"))
+    entries = (result.run.get("preflight") or [] for result in results.of("sft", "dpo", "reward"))
     # Runs that preflight checked together have the same findings.
     return list(dict.fromkeys(finding for listed in entries for finding in parse_findings(listed)))
 

@@ -14,12 +14,11 @@ from snaketune.stages.host.streams import escape_output
 from snaketune.stages.specs import (
     CalibrateSpec,
     CorpusSpec,
-    DpoSpec,
     EvalSpec,
     GenerateSpec,
     RefLogpsSpec,
-    SftSpec,
     TokenizerSpec,
+    TrainingSpec,
 )
 
 Inputs = dict[str, list[Artifact]]
@@ -80,7 +79,7 @@ def of_tokenizer(spec: TokenizerSpec, inputs: Inputs) -> tuple[str, ...]:
     return _used(tokenizers=True, transformers=True, sentencepiece=spec.adopt is None, trl=spec.adopt is not None)
 
 
-def of_training(spec: SftSpec | DpoSpec, inputs: Inputs) -> tuple[str, ...]:
+def of_training(spec: TrainingSpec, inputs: Inputs) -> tuple[str, ...]:
     # Rows that aren't packed are trained by TRL's trainer, which takes them as a Hub dataset.
     raw = any(pack.manifest.get("format_version") == "2.0" for pack in inputs["pack"])
     return _used(

@@ -17,9 +17,10 @@ from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.lora import Lora
 from snaketune.config.model_files import model_files
 from snaketune.config.packing import Packing, TrainOn
+from snaketune.config.reward_runs import Reward, Run
 from snaketune.config.task_files import task_files
 from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE
-from snaketune.config.training_runs import Dpo, Sft
+from snaketune.config.training_runs import Sft
 from snaketune.config.workflow import Variants, Workflow
 from snaketune.errors import SnaketuneError
 from snaketune.stages.job import Job, short_digest
@@ -98,7 +99,7 @@ class Weights:
         return Weights(results=(job, *self.results), base=self.base)
 
 
-def sft_below(config: Workflow, name: str, run: Sft | Dpo) -> str:
+def sft_below(config: Workflow, name: str, run: Run) -> str:
     """The SFT run that a run of this name is, or starts from."""
     return name if isinstance(run, Sft) else config.sft_below(run)
 
@@ -120,16 +121,16 @@ def trusts_remote_code(config: Workflow, sft: str) -> bool:
     return getattr(base_of(config, sft), "trust_remote_code", False)
 
 
-def lora_of(config: Workflow, run: Sft | Dpo) -> Lora | None:
+def lora_of(config: Workflow, run: Run) -> Lora | None:
     lora = config.lora_of(run)
     # A continued adapter is part of the reference too, which has no dropout.
     return lora.model_copy(update={"dropout": 0.0}) if lora and run.lora == "continued" else lora
 
 
-def kind_of(run: Sft | Dpo) -> Kind:
+def kind_of(run: Run) -> Kind:
     if isinstance(run, Sft):
         return "sft"
-    return "unpaired" if run.unpaired else "preference"
+    return "preference" if isinstance(run, Reward) or not run.unpaired else "unpaired"
 
 
 BYTES_PER_PART, MAX_PARTS = 256_000_000, 128
@@ -254,12 +255,12 @@ def _pack_spec(config: Workflow, kind: Kind, corpus: str, tokenizer: str, packin
     return spec, f"{corpus}-{tokenizer}-{packing.longest}-{short_digest(spec, corpus, tokenizer)}"
 
 
-def pack_name(config: Workflow, run: Sft | Dpo) -> str:
+def pack_name(config: Workflow, run: Run) -> str:
     """The name of a run's packed rows, without planning them: they may be of responses of a model that is planned just now."""
     return _pack_spec(config, kind_of(run), run.corpus, config.tokenizer_of(run), run.packing)[1]
 
 
-def pack_of(context: Context, run: Sft | Dpo) -> Job:
+def pack_of(context: Context, run: Run) -> Job:
     return pack_job(context, kind_of(run), run.corpus, context.config.tokenizer_of(run), run.packing)
 
 

@@ -56,7 +56,7 @@ def compare_jobs(context: Context, name: str, evaluation: Evaluation) -> None:
     if not judge:
         return
     opponent = context.jobs["eval", eval_name(name, judge.against)]
-    for model in evaluation.every_model(context.variants):
+    for model in evaluation.every_policy(context.variants):
         if model != judge.against:
             evaluated = context.jobs["eval", eval_name(name, model)]
             compared: dict[str, tuple[Job, ...]] = {"evaluated": (evaluated,), "opponent": (opponent,)}

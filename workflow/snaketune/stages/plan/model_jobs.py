@@ -27,7 +27,7 @@ from snaketune.stages.plan.data_jobs import (
     trusts_remote_code,
 )
 from snaketune.stages.plan.dpo_jobs import dpo_job
-from snaketune.stages.plan.training_jobs import sft_job, start_of, weights_of
+from snaketune.stages.plan.training_jobs import reward_job, sft_job, start_of, weights_of
 from snaketune.stages.specs import EvalSpec, Kind, MergedModel, MergeSpec, RaceSpec, spec_from
 
 
@@ -55,8 +55,8 @@ def merge_job(context: Context, name: str) -> Job:
 
 
 def named_model(context: Context, model: str) -> tuple[str, Weights, tuple[Job, ...]]:
-    """What `base:NAME`, `sft:NAME`, `dpo:NAME` or `merge:NAME` is: the SFT run that it is or starts from, its weights, and the
-    reference log-probabilities of its training."""
+    """What `base:NAME`, `sft:NAME`, `dpo:NAME`, `merge:NAME` or `reward:NAME` is: the SFT run that it is or starts from, its
+    weights, and the reference log-probabilities of its training."""
     config = context.config
     kind, _, name = model.partition(":")
     trained = sft_of(config, kind, name)
@@ -64,6 +64,8 @@ def named_model(context: Context, model: str) -> tuple[str, Weights, tuple[Job, 
         return trained, start_of(context, config.sft[trained]), ()
     if kind == "merge":
         return trained, Weights(results=(merge_job(context, name),)), ()
+    if kind == "reward":
+        return trained, Weights(results=(reward_job(context, name),)), ()
     run = config.dpo[name] if kind == "dpo" else config.sft[trained]
     job = dpo_job(context, name) if kind == "dpo" else sft_job(context, name)
     # The log-probabilities of unpaired completions don't belong to the pairs that are evaluated.
@@ -80,7 +82,10 @@ def eval_job(context: Context, evaluation_name: str, evaluation: Evaluation, mod
     """The job of one model, such as `dpo:demo`, in an evaluation."""
     config = context.config
     trained, weights, references = named_model(context, model)
-    sft = config.sft[trained]
+    sft, rewards = config.sft[trained], model.startswith("reward:")
+    if rewards:
+        # It writes no text.
+        evaluation = evaluation.model_copy(update={"conversations": (), "tasks": None, "judge": None, "kl_from": None})
     # None: tasks that lm-evaluation-harness ships.
     folder = evaluation.tasks.folder if evaluation.tasks else None
     tasks = task_files(folder) if folder else TaskFiles((), ())
@@ -102,6 +107,7 @@ def eval_job(context: Context, evaluation_name: str, evaluation: Evaluation, mod
             judged=evaluation.judge.prompts if evaluation.judge else 0,
             kl=kl_from is not None,
             kl_base=start.base,
+            rewards=rewards,
         ),
         weights.artifacts
         | {

@@ -17,14 +17,14 @@ def convert_jobs(config: Workflow, jobs: Iterable[Job]) -> Iterator[Job]:
 
 
 def card_jobs(config: Workflow, jobs: Iterable[Job]) -> Iterator[Job]:
-    """Yield the job of the model card of each SFT and DPO run."""
+    """Yield the job of the model card of each training."""
     jobs = tuple(jobs)
     evaluations: dict[str, list[Job]] = {}
     # Sorted, so that the order of the config doesn't matter.
     for job in sorted((job for job in jobs if job.stage == "eval"), key=lambda job: job.name):
         evaluations.setdefault(job.name.partition("/")[2], []).append(job)
     for job in jobs:
-        if job.stage in ("sft", "dpo") and not is_rung(config, job):
+        if job.stage in ("sft", "dpo", "reward") and not is_rung(config, job):
             name = f"{job.stage}-{job.name}"
             yield _card_job(config, job, name, evaluations.get(name, []))
 

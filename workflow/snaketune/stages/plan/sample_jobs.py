@@ -25,6 +25,7 @@ from snaketune.stages.plan.data_jobs import (
 )
 from snaketune.stages.plan.judge_jobs import judge_job
 from snaketune.stages.plan.model_jobs import named_model
+from snaketune.stages.plan.training_jobs import reward_job
 from snaketune.stages.specs import (
     GenerateSpec,
     JudgeSpec,
@@ -109,12 +110,16 @@ def score_job(context: Context, name: str) -> Job:
         form = {"scale": judge.scale, "pattern": judge.pattern, "json_reply": judge.json_reply}
         return judge_job(context, "judge", name, judge, JudgeSpec, form, {"samples": (samples,)})
     if reward := score.by.reward:
-        base = Pretrained(path=reward.path, revision=reward.revision, trust_remote_code=reward.trust_remote_code)
+        base, trained = None, ()
+        if reward.path:
+            base = Pretrained(path=reward.path, revision=reward.revision, trust_remote_code=reward.trust_remote_code)
+        else:
+            trained = (reward_job(context, str(reward.model).partition(":")[2]),)
         return context.plan(
             "rate",
             name,
             RateSpec(base=base, batch_size=reward.batch_size),
-            {"samples": (sample_job(context, score.samples),)},
+            {"samples": (sample_job(context, score.samples),), "model": trained},
             files={"base": Weights(base=base).files},
             operation=Execution(gpus=1),
         )

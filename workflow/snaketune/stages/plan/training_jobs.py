@@ -9,6 +9,7 @@ from snaketune.config.held_out import snapshot_name
 from snaketune.config.lineage import wave_of
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import Execution
+from snaketune.config.reward_runs import Reward, Run
 from snaketune.config.training_runs import Dpo, Learning, Sft, Training, snapshots_of
 from snaketune.config.workflow import Workflow
 from snaketune.stages.job import Job, short_digest
@@ -35,7 +36,9 @@ from snaketune.stages.specs import (
     PreflightEvaluation,
     PreflightRun,
     PreflightSpec,
+    RewardSpec,
     SftSpec,
+    TrainingSpec,
     canonical,
     spec_from,
 )
@@ -55,7 +58,16 @@ def sft_job(context: Context, name: str) -> Job:
     return context.add(training_job(context, "sft", name, name, run, tokenizer=(tokenizer,)))
 
 
-def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dpo, **artifacts: tuple[Job, ...]) -> Job:
+@cached
+def reward_job(context: Context, name: str) -> Job:
+    return context.add(training_job(context, "reward", name, name, context.config.reward[name]))
+
+
+# The spec of a run's training.
+SPECS: dict[type[Run], type[TrainingSpec]] = {Sft: SftSpec, Dpo: DpoSpec, Reward: RewardSpec}
+
+
+def training_job(context: Context, stage: str, name: str, of: str, run: Run, **artifacts: tuple[Job, ...]) -> Job:
     """A job that trains the run called `of`, or a variant of it, after planning the jobs that check and measure it.
     Args: artifacts: by role, its inputs besides weights and rows."""
     # A race plans trainings, those before it.
@@ -65,7 +77,7 @@ def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dp
     start, pack = start_of(context, run), pack_of(context, run)
     is_dpo = isinstance(run, Dpo)
     spec = spec_from(
-        DpoSpec if is_dpo else SftSpec,
+        SPECS[type(run)],
         run,
         base=start.base,
         training=_learning(training),
@@ -76,8 +88,8 @@ def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dp
     preflight = preflight_job(context, first_run(config, sft), run_wave(context, run))
     calibration = calibrate_job(context, of, run, spec)
     # Timings measure a few steps from the start.
-    snapshots = _snapshots_before(config, stage, name) if stage in ("sft", "dpo") else {}
-    # Snapshots of DPO runs are planned before their run, as the config lists them.
+    snapshots = _snapshots_before(config, stage, name) if stage in ("sft", "dpo", "reward") else {}
+    # Snapshots of other runs are planned before their run, as the config lists them.
     before = [
         sft_job(context, snapshot) if stage == "sft" else context.jobs[stage, snapshot] for snapshot in snapshots
     ][-1:]
@@ -127,7 +139,7 @@ def _snapshots_before(config: Workflow, stage: str, name: str) -> dict[str, floa
     return {snapshot_name(whole, share): share for share in shares if share < end}
 
 
-def start_of(context: Context, run: Sft | Dpo) -> Weights:
+def start_of(context: Context, run: Run) -> Weights:
     if not run.start:
         return Weights(base=run.base)  # pyrefly: ignore[missing-attribute]
     before, job = context.config.run_of(run.start), run_job(context, run.start)
@@ -146,7 +158,7 @@ def run_job(context: Context, model: str) -> Job:
     return dpo_job(context, name) if section == "dpo" else sft_job(context, name)
 
 
-def weights_of(context: Context, run: Sft | Dpo, job: Job) -> Weights:
+def weights_of(context: Context, run: Run, job: Job) -> Weights:
     """The weights of the model that a run's job makes."""
     lora = lora_of(context.config, run)
     if lora is None or lora.merge:
@@ -177,7 +189,7 @@ def base_of_model(config: Workflow, model: str) -> Pretrained | Scratch | None:
     return None if lora is None or lora.merge else base_of_start(config, run)
 
 
-def calibrate_job(context: Context, name: str, run: Sft | Dpo, spec: SftSpec | DpoSpec) -> Job:
+def calibrate_job(context: Context, name: str, run: Run, spec: TrainingSpec) -> Job:
     """The job that measures the training of a run of this name, and similar ones. Args: spec: of the training."""
     config, sft = context.config, sft_below(context.config, name, run)
     pack = pack_of(context, run)
@@ -204,14 +216,14 @@ def calibrate_job(context: Context, name: str, run: Sft | Dpo, spec: SftSpec | D
 def _waiting_epochs(context: Context) -> dict[str, float]:
     """By pack, the epochs of the longest training on it that waits for a calibration."""
     longest: dict[str, float] = {}
-    for run in (*context.config.sft.values(), *context.config.dpo.values()):
+    for run in (*context.config.sft.values(), *context.config.dpo.values(), *context.config.reward.values()):
         if run.training.micro_batch_rows == "auto":
             pack = pack_name(context.config, run)
             longest[pack] = max(longest.get(pack, 0.0), run.training.epochs)
     return longest
 
 
-def calibrated_spec(spec: SftSpec | DpoSpec) -> SftSpec | DpoSpec:
+def calibrated_spec(spec: TrainingSpec) -> TrainingSpec:
     """The spec of a training, reduced to what memory or time depend on."""
     alike: dict[str, Any] = {"base": None, "trust_remote_code": False, "training": calibrated_learning(spec.training)}
     same = {"merge": True, "init_lora_weights": True, "loraplus_lr_ratio": None}
@@ -220,6 +232,8 @@ def calibrated_spec(spec: SftSpec | DpoSpec) -> SftSpec | DpoSpec:
         # Of all losses, only those that also train on prompts compute more.
         alike |= PreferenceLoss(loss="orpo" if "orpo" in spec.weights else "sigmoid").model_dump()
         alike |= {"continued": False, "reference": None}
+    if isinstance(spec, RewardSpec):
+        alike |= {"center_rewards_coefficient": None, "margin": False}
     return spec.model_copy(update=alike)
 
 
@@ -230,7 +244,7 @@ def calibrated_learning(learning: Learning) -> Learning:
     return Learning(**kept, compile=False, learning_rate=1e-6, schedule="constant")
 
 
-def run_wave(context: Context, run: Sft | Dpo) -> int:
+def run_wave(context: Context, run: Run) -> int:
     """How often models are sampled before a run can be trained; runs of a wave are checked together."""
     entries = [f"corpora.{run.corpus}", f"tokenizers.{context.config.tokenizer_of(run)}"]
     entries += [run.start.replace(":", ".", 1)] if run.start else []
@@ -244,12 +258,12 @@ def family_of(context: Context, name: str, run: Sft | Dpo) -> str:
 
 @cached
 def preflight_job(context: Context, family: str, wave: int) -> Job:
-    """The job that checks the family of an SFT run: that run, those that continue it, and the DPO runs from them. Those on
+    """The job that checks the family of an SFT run: that run, those that continue it, and the runs from them on pairs. Those on
     responses of a model of the family are checked when these are there, in a job for each wave."""
     config = context.config
-    runs: dict[str, Sft | Dpo] = {
+    runs: dict[str, Run] = {
         f"{section}.{name}": run
-        for section, entries in (("sft", config.sft), ("dpo", config.dpo))
+        for section, entries in (("sft", config.sft), ("dpo", config.dpo), ("reward", config.reward))
         for name, run in entries.items()
         if family_of(context, name, run) == family and run_wave(context, run) == wave
     }
@@ -295,16 +309,14 @@ def preflight_job(context: Context, family: str, wave: int) -> Job:
     )
 
 
-def _continued_by(config: Workflow, run: Sft | Dpo) -> Iterator[Sft | Dpo]:
+def _continued_by(config: Workflow, run: Run) -> Iterator[Sft | Dpo]:
     """Yield the runs that a run continues, the last first."""
     while run.start:
         run = config.run_of(run.start)
         yield run
 
 
-def _run_spec(
-    config: Workflow, key: str, run: Sft | Dpo, pack: int, earlier: tuple[EarlierTraining, ...]
-) -> PreflightRun:
+def _run_spec(config: Workflow, key: str, run: Run, pack: int, earlier: tuple[EarlierTraining, ...]) -> PreflightRun:
     """The settings of a run that preflight checks. Args: key: of the config; pack: its index in the job's packs."""
     learning = Learning(**run.training.model_dump(include=CHECKED_LEARNING), schedule="constant")
     loss = run.loss if isinstance(run, Sft) else "nll"
@@ -319,6 +331,7 @@ def _run_spec(
         pack=pack,
         earlier=earlier,
         needs_reference=isinstance(run, Dpo) and run.needs_reference,
+        rewards=isinstance(run, Reward),
         raced=run.race is not None,
         micro_batch_rows=1 if run.training.micro_batch_rows == "auto" else run.training.micro_batch_rows,
     )
@@ -344,8 +357,8 @@ def _trained_on(config: Workflow, kind: str, name: str) -> set[str]:
     """The corpora that a model was trained on, including all trainings that it continues."""
     if kind == "merge":
         return set().union(*(_trained_on(config, *model.split(":")) for model in config.merge[name].models))
-    if kind == "dpo":
-        run = config.dpo[name]
+    if kind in ("dpo", "reward"):
+        run = getattr(config, kind)[name]
         return {run.corpus} | _trained_on(config, *run.start.split(":"))
     run = config.sft[name]
     previous = _trained_on(config, "sft", run.continues) if run.continues else set()

@@ -27,7 +27,7 @@ from snaketune.models.adapter_stack import AdapterStack
 from snaketune.packing.reader import open_rows
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.specs import CalibrateSpec, SftSpec
+from snaketune.stages.specs import CalibrateSpec, RewardSpec, SftSpec
 from snaketune.training.autotune.batch_plan import (
     CURVE,
     OUT_OF_MEMORY,
@@ -52,6 +52,7 @@ from snaketune.training.launch.worker import is_main_process
 from snaketune.training.pair_rows import pair_rows
 from snaketune.training.pipeline import examine_machine, ready_trainer, refuse_unfit_machine
 from snaketune.training.prepared import PreparedTraining, TrainingRun
+from snaketune.training.prepared_reward import reward_training
 from snaketune.training.trl_trainer import RawRows, RawTrainer
 
 GB = 1e9
@@ -217,8 +218,10 @@ def _elapsed_s() -> float:
 
 
 def _prepare(spec: CalibrateSpec, pack: Artifact, tokenizer: Artifact, run: TrainingRun) -> PreparedTraining:
-    trained = {"run": run, "initial": AdapterStack(base=spec.base, tokenizer=tokenizer.folder)}
-    in_memory = run.operation.load_in_memory
+    initial, in_memory = AdapterStack(base=spec.base, tokenizer=tokenizer.folder), run.operation.load_in_memory
+    if isinstance(spec.run, RewardSpec):
+        return reward_training(run, initial, pack, held_out=False)
+    trained = {"run": run, "initial": initial}
     if not isinstance(spec.run, SftSpec):
         rows = pair_rows(pack, None, in_memory)
         return PreparedTraining(trainer_class=DpoTrainer, rows=rows, **trained).with_kernel()

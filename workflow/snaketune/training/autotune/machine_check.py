@@ -4,12 +4,12 @@ The functions return findings: certain ones stop the training, others are logged
 prints. Only `check_machine` may run a kernel: it measures the peak FLOP/s of a CPU if a training looks long.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.config.operation import Execution
 from snaketune.config.optimizers import OPTIMIZERS
@@ -21,7 +21,7 @@ from snaketune.engine.packing.rows import PackedRows
 from snaketune.models.memory import Estimate, MicroBatch, Sharing, TracedModel, estimate, trace_model
 from snaketune.stages.findings import Finding
 from snaketune.stages.host.gpus import ALLOW, gpu_findings, visible_gpus
-from snaketune.stages.specs import DpoSpec, SftSpec
+from snaketune.stages.specs import TrainingSpec
 
 DAY = 24 * 3600
 # A training on a CPU that is expected to take longer is refused, as probably unintended.
@@ -64,7 +64,7 @@ def _gb(size: int) -> str:
 
 
 def check_machine(
-    spec: SftSpec | DpoSpec,
+    spec: TrainingSpec,
     operation: Execution,
     compute: Compute,
     config: PretrainedConfig | None,
@@ -72,11 +72,13 @@ def check_machine(
     *,
     dropout: bool = True,
     summed: bool = True,
+    trained_model: Callable[[PreTrainedModel, int], PreTrainedModel] | None = None,
 ) -> MachineCheck:
     """Check the memory, libraries, devices and expected duration of a training on `rows`; if they aren't packed, the tokens
     of a batch and the duration are unknown; without a config, memory too. `auto` in `operation` is resolved to numbers.
 
-    For `dropout` and `summed` see `models.memory`. SnaketuneError: `lora` names modules that the model doesn't have.
+    For `dropout`, `summed` and `trained_model` see `models.memory`. SnaketuneError: `lora` names modules that the model doesn't
+    have.
     """
     processes, micro_batch, on_cpu = operation.processes, operation.micro_batch_rows, compute.device.type == "cpu"
     packed = isinstance(rows, PackedRows)
@@ -86,7 +88,8 @@ def check_machine(
         row_length += int(rows.values("prefix_lengths").sum(dtype="int64")) // max(1, len(rows))
     batch = MicroBatch(rows=micro_batch, row_length=row_length, longest=rows.longest[0]) if packed else None
     learned = {"lora": spec.lora, "trainable": spec.training.trainable}
-    planned = config and trace_model(config, compute, **learned, batch=batch, dropout=dropout)
+    traced = {"dropout": dropout, "trained_model": trained_model}
+    planned = config and trace_model(config, compute, **learned, batch=batch, **traced)
     machine = inspect_machine(compute)
     estimated = planned and estimate(
         planned,
@@ -142,9 +145,7 @@ def library_findings(spec: Any, compute: Compute, machine: Machine) -> Iterator[
         )
 
 
-def _device_findings(
-    spec: SftSpec | DpoSpec, operation: Execution, compute: Compute, machine: Machine
-) -> Iterator[Finding]:
+def _device_findings(spec: TrainingSpec, operation: Execution, compute: Compute, machine: Machine) -> Iterator[Finding]:
     yield from library_findings(spec, compute, machine)
     if machine.used_by_others:
         yield Finding(
