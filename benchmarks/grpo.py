@@ -3,8 +3,8 @@
     snakemake --configfile config/recipes/rounds.yaml
     PYTHONPATH=workflow:. python -m benchmarks.grpo
 
-The wall time is what the jobs of the rounds took (sampling, scores, data, checks, training), with all threads. Both are evaluated on
-the same held-out prompts. GRPO's learning rate is the best of --rates, each of which gets the whole time.
+The wall time is what the jobs of the rounds took (sampling, scores, data, checks, training), with all threads. Both are
+evaluated on the same held-out prompts. GRPO's learning rate is the best of --rates, each of which gets the whole time.
 """
 
 import argparse
@@ -47,7 +47,10 @@ class WallTime(TrainerCallback):
 def seconds_of_rounds(results: Path, run: str) -> float:
     """What the jobs of a run's rounds took."""
     found = [
-        path for stage in OF_ROUND for path in (results / stage).glob(f"{run}-[0-9]*/**/run.json") if "@" not in str(path)
+        path
+        for stage in OF_ROUND
+        for path in (results / stage).glob(f"{run}-[0-9]*/**/run.json")
+        if "@" not in str(path)
     ]
     found += (results / "preflight").glob("*-[0-9]*/run.json")
     return sum(json.loads(path.read_text(encoding="utf-8"))["seconds"] for path in found)

@@ -1,6 +1,6 @@
 """Draw docs/rounds.svg, the chart of the rounds of config/recipes/rounds.yaml, from its results:
 
-    snakemake --configfile config/recipes/rounds.yaml && PYTHONPATH=workflow python docs/draw_rounds.py
+snakemake --configfile config/recipes/rounds.yaml && PYTHONPATH=workflow python docs/draw_rounds.py
 """
 
 from pathlib import Path
@@ -28,7 +28,8 @@ def main() -> None:
         axes = figure.subplots()
         chart.panels[0].draw(axes)
         handles = [
-            mpl.lines.Line2D([], [], color=style.hex, marker=style.marker, linestyle=style.dash) for style in KEY.values()
+            mpl.lines.Line2D([], [], color=style.hex, marker=style.marker, linestyle=style.dash)
+            for style in KEY.values()
         ]
         axes.legend(handles, KEY, loc="lower right")
         axes.set_title(chart.panels[0].title, loc="left", fontsize=10, fontweight="bold")

@@ -166,14 +166,14 @@ def weights_of(context: Context, run: Run, job: Job) -> Weights:
     return _below_adapter(context, run).with_adapter(job)
 
 
-def _below_adapter(context: Context, run: Sft | Dpo) -> Weights:
+def _below_adapter(context: Context, run: Run) -> Weights:
     """The weights that a run's adapter is trained for; a continued one replaces those of the runs before."""
     while run.start and run.lora == "continued":
         run = context.config.run_of(run.start)
     return start_of(context, run)
 
 
-def base_of_start(config: Workflow, run: Sft | Dpo) -> Pretrained | Scratch | None:
+def base_of_start(config: Workflow, run: Run) -> Pretrained | Scratch | None:
     """`start_of(...).base`, without planning the trainings before."""
     if not run.start:
         return run.base  # pyrefly: ignore[missing-attribute]
@@ -251,7 +251,7 @@ def run_wave(context: Context, run: Run) -> int:
     return max(wave_of(context.config, entry) for entry in entries)
 
 
-def family_of(context: Context, name: str, run: Sft | Dpo) -> str:
+def family_of(context: Context, name: str, run: Run) -> str:
     """The SFT run at the start of the chain that a run of this name ends."""
     return first_run(context.config, sft_below(context.config, name, run))
 
