@@ -99,6 +99,16 @@ def test_paths_of_a_local_base_and_reference_are_not_disclosed(tmp_path):
     assert "base_model" not in head_of(card)
 
 
+def test_a_reference_that_is_another_run_is_named(tmp_path):
+    """As in a second round, whose reference is the model before the first."""
+    spec = spec_of()
+    trained, *others = spec.jobs
+    trained = trained.model_copy(update={"made_from": trained.made_from | {"reference": ("sft/before",)}})
+    changed = {"spec": CHAIN["dpo/demo"]["spec"] | {"reference": "result"}}
+    card = card_of(tmp_path, spec.model_copy(update={"jobs": (trained, *others)}), dpo_demo=changed)
+    assert "by preference optimization (sigmoid) against sft:before" in card
+
+
 def test_languages_are_listed_if_all_corpora_were_filtered_by_language(tmp_path):
     filtered = {
         name: CHAIN[name] | {"spec": CHAIN[name]["spec"] | {"cleaning": {"languages": ["en"]}}}

@@ -26,7 +26,7 @@ def rounds(project) -> Project:
         "from": "run", "rounds": 2, "reference": "start", "packing": {"length": 256}, "mix": {"pairs": 0.5},
         "sample": {
             "prompts": {"corpora": ["chat"], "limit": 12}, "responses": 3,
-            "generation": {"temperature": 1.0, "max_new_tokens": 8}, "operation": {"gpus": 0},
+            "generation": {"temperature": 1.0, "max_new_tokens": 24, "stop": [" ", "e", "\n"]}, "operation": {"gpus": 0},
         },
         "score": {"by": {"python": "scorer.py"}},
         "pairs": {"rule": "best-worst", "min_rows": 4},
@@ -78,7 +78,7 @@ def test_an_edit_of_a_round_and_a_further_round_leave_the_rounds_before_alone(ro
     first = payload(rounds, "results/dpo/self-1/manifest.json")
     rounds.config["dpo"]["self"]["rounds"] = [{}, {"beta": 0.3}]
     assert rounds.stale() == {"dpo", "eval", "card", "report"}
-    listed = rounds.snakemake("--dry-run", "--quiet", "rules", LAST)
+    listed = rounds.snakemake("--dry-run", LAST)
     assert "dpo/self-1" not in listed
     rounds.config["dpo"]["self"]["rounds"] = 3
     stale = rounds.stale()

@@ -234,7 +234,10 @@ def _method(run: Result) -> str:
     if run.stage == "reward":
         return "as a reward model on pairs"
     sentence = f"by preference optimization ({escaped(_value(run.spec['loss']))})"
-    if reference := run.spec.get("reference"):
+    reference = run.spec.get("reference")
+    if reference == "result":
+        sentence += f" against {escaped(run.job.made_from['reference'][0].replace('/', ':', 1))}"
+    elif reference:
         path = reference["path"].rstrip("/")
         # A local path would disclose the author's folders.
         local = path.startswith((".", "/", "~")) or path.count("/") > 1

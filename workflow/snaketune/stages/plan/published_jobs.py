@@ -8,6 +8,10 @@ from snaketune.stages.plan.data_jobs import corpus_of
 from snaketune.stages.specs import CardSpec, ConvertSpec, CorpusDescription, ReportedJob, spec_from
 
 
+# What a card says of a training's inputs.
+OF_TRAINING = ("model", "pack", "reference")
+
+
 def convert_jobs(config: Workflow, jobs: Iterable[Job]) -> Iterator[Job]:
     """Yield the job of each entry of `gguf:`."""
     models = {f"{job.stage}:{job.name}": job for job in jobs}
@@ -39,7 +43,7 @@ def _card_job(config: Workflow, training: Job, name: str, evaluations: list[Job]
     evaluated = [pack for evaluation in evaluations for pack in evaluation.artifacts["packs"]]
     corpora = {corpus.name: corpus for corpus in map(corpus_of, [*packs, *evaluated])}
     shown: list[tuple[Job, dict[str, tuple[Job, ...]]]] = [
-        *((run, {"model": run.artifacts["model"][:1], "pack": run.artifacts["pack"]}) for run in trainings),
+        *((run, {role: run.artifacts.get(role, ())[:1] for role in OF_TRAINING}) for run in trainings),
         # Two runs may share their rows.
         *((pack, {"corpus": (corpus_of(pack),)}) for pack in {pack.name: pack for pack in packs}.values()),
         *((evaluation, {}) for evaluation in evaluations),
