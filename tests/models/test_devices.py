@@ -16,12 +16,18 @@ from .conftest import CPU
 
 
 @pytest.mark.parametrize(
-    ("precision", "dtype", "of_training"),
-    [("auto", "float32", "medium"), ("float32", "float32", "highest"), ("bfloat16", "bfloat16", "highest")],
+    ("precision", "has_matrix_units", "dtype", "of_training"),
+    [
+        ("auto", True, "float32", "medium"),
+        ("auto", False, "float32", "highest"),
+        ("float32", True, "float32", "highest"),
+        ("bfloat16", True, "bfloat16", "highest"),
+    ],
 )
-def test_a_cpu_computes_in_float32_by_default_and_trains_at_torchs_medium_precision(
-    monkeypatch, precision, dtype, of_training
+def test_a_cpu_computes_in_float32_by_default_and_trains_in_bfloat16_where_it_has_units_for_it(
+    monkeypatch, precision, has_matrix_units, dtype, of_training
 ):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "amx_bf16": has_matrix_units})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     compute, trained = resolve_compute(precision), resolve_compute(precision, training=True)
