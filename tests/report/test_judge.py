@@ -108,3 +108,25 @@ def test_the_best_model_has_the_highest_share_then_the_lowest_loss(share, loss, 
 
     results = SimpleNamespace(of=lambda *_: [], first=lambda *_: None)
     assert model_lineage(results, [scored("a"), scored("b")]) == [f"sft:{best}"]
+
+
+def test_the_best_model_is_one_that_no_other_was_trained_from():
+    """Rounds from a first model, and preferences from it: the last round is better than both."""
+    starts = {"sft:few": None, "sft:own-1": "sft:few", "sft:own-2": "sft:own-1", "dpo:pairs": "sft:few"}
+    runs = {label: SimpleNamespace(label=label) for label in starts}
+    results = SimpleNamespace(of=lambda *_: [*runs.values()], first=lambda run, _: run and runs.get(starts[run.label]))
+
+    def lineage(**shares: float) -> list[str]:
+        scored = [
+            ScoredModel(
+                result=SimpleNamespace(name=f"main/{label.replace(':', '-')}"),
+                scores={"conversations": {"chat": {"exact_match": {"share": shares[label.partition(":")[2]]}}}},
+                responses=[],
+            )
+            for label in starts
+        ]
+        return model_lineage(results, scored)
+
+    shares = {"few": 0.4, "own-1": 0.9, "own-2": 0.8, "pairs": 0.5}
+    assert lineage(**shares) == ["sft:few", "sft:own-1", "sft:own-2"]
+    assert lineage(**shares | {"pairs": 0.8}) == ["sft:few", "dpo:pairs"]

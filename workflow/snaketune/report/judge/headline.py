@@ -101,16 +101,18 @@ def judged_lineage(results: ResultSet, best: str | None = None) -> list[str]:
 def model_lineage(results: ResultSet, models: list[ScoredModel], best: str | None = None) -> list[str]:
     """The best model of one evaluation with the models that it was trained from, base first.
 
-    The best is `best` if it is among the models; else the DPO model (without DPO, the SFT model) with the highest exact match,
-    or with the lowest held-out loss if no answers can be checked.
+    The best is `best` if it is among the models; else, of those that no other one was trained from, that with the highest exact
+    match, or with the lowest held-out loss if no answers can be checked.
     """
     labels = {scored.model for scored in models}
-    by_kind = ([scored for scored in models if scored.model.startswith(f"{kind}:")] for kind in ("dpo", "sft", "base"))
-    candidates = next(filter(None, by_kind), [])
+    trained = {result.label: result for result in results.of("sft", "dpo")}
+    starts = {initial.label for label in labels if (initial := results.first(trained.get(label), "model"))}
+    ends = [scored for scored in models if scored.model.startswith(("sft:", "dpo:")) and scored.model not in starts]
+    candidates = ends or [scored for scored in models if scored.model.startswith("base:")]
     if not candidates:
         return []
-    lineage = [best if best in labels else max(candidates, key=_quality).model]
-    trained = {result.label: result for result in results.of("sft", "dpo")}
+    # Of equal ones the last, which is a DPO model where there is one.
+    lineage = [best if best in labels else max(reversed(candidates), key=_quality).model]
     # A run may start from the result of another run.
     while initial := results.first(trained.get(lineage[-1]), "model"):
         lineage.append(initial.label)
