@@ -69,8 +69,8 @@ class Optimization(Model):
     """NEFTune (Jain et al., 2023): adds uniform noise to the embeddings of training tokens, up to alpha / √(length x width) of
     each document, such as 5. For SFT only."""
     precision: Precision = "auto"
-    """Data type of the computation. `auto` is bfloat16 on a GPU that supports it, else float32; on a CPU with matrix units (AMX),
-    training steps then multiply in bfloat16, by torch's matmul precision `medium`."""
+    """Data type of the computation. `auto` is bfloat16 on a GPU that supports it, else float32; on a CPU with matrix units
+    (AMX), training steps then multiply in bfloat16, by torch's matmul precision `medium`."""
     compile: Literal["auto"] | bool = "auto"
     """Compiles the layers of packed trainings (`torch.compile`). `auto` does if the run is long enough to make up for the time
     that compiling takes."""

@@ -7,7 +7,6 @@ from snaketune.stages.job import Job
 from snaketune.stages.plan.data_jobs import corpus_of
 from snaketune.stages.specs import CardSpec, ConvertSpec, CorpusDescription, ReportedJob, spec_from
 
-
 # What a card says of a training's inputs.
 OF_TRAINING = ("model", "pack", "reference")
 
