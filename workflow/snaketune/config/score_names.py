@@ -1,6 +1,6 @@
 """The values of `report.sort_by`: paths of scores in an evaluation's scores.json."""
 
-from snaketune.config.references import missing_answers_hint
+from snaketune.config.response_references import missing_answers_hint
 from snaketune.config.workflow import Variants, Workflow
 from snaketune.errors import SnaketuneError
 from snaketune.suggestions import unknown

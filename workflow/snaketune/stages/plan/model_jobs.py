@@ -12,8 +12,8 @@ from typing import Any
 from snaketune.config.evaluations import Evaluation, ExactMatch, TaskSettings
 from snaketune.config.generation import Generation
 from snaketune.config.held_out import snapshot_name
+from snaketune.config.named_entries import sft_of
 from snaketune.config.operation import Execution
-from snaketune.config.references import sft_of
 from snaketune.config.task_files import TaskFiles, task_files
 from snaketune.config.training_runs import Dpo
 from snaketune.stages.job import Job
