@@ -129,7 +129,7 @@ def test_a_second_run_starts_from_the_first_and_may_keep_its_reference(tmp_path,
     trained = Made([first]) if merge else Made([first, *sft.results], sft.base)
     kept = Run(chain, trained, base, other=sft, lora=SECOND)
     _, kept_losses = kept.train("kept", kept.refer("kept-reference"))
-    # It goes on where the first run ended, as its loss against the same reference shows.
+    # It continues from the end of the first run, as its loss against the same reference shows.
     assert kept_losses[0] < losses[-1] + 1e-3 and kept_losses[0] < math.log(2) - 1e-3
     moved = Run(chain, trained, base, lora=SECOND)
     reference = moved.refer("moved-reference")

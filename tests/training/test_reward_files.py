@@ -1,4 +1,4 @@
-"""The published folder of a reward model: whoever loads it gets the rewards that were trained and evaluated."""
+"""The published folder of a reward model gives the rewards that were trained and evaluated."""
 
 import json
 import shutil

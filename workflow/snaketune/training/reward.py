@@ -2,7 +2,7 @@
 `AutoModelForSequenceClassification` loads.
 
 A reward is that of the last token of a completion, its end of turn. The folder's chat template writes nothing after it, so that
-whoever loads the model gets the reward that was trained (`training.reward_files`).
+a loaded model gives the reward that was trained (`training.reward_files`).
 """
 
 from collections.abc import Sequence
