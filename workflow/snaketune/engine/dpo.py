@@ -107,7 +107,7 @@ class DpoTrainer(PackedTrainer):
             for batch in self.step_batches:
                 with self.compute_loss_context_manager():
                     step_pairs.append(pair_logps(model, self._prepare_inputs(batch), self.settings))
-        all_PK, first = self._gather_pairs(torch.cat([_as_matrix(pairs) for pairs in step_pairs]))
+        all_PK, first = self.gather_pairs(torch.cat([_as_matrix(pairs) for pairs in step_pairs]))
         gathered_pairs = _from_matrix(all_PK, labelled=step_pairs[0].desirable_P is not None)
         loss, derivative_PF = derivatives(gathered_pairs, self.settings, totals)
         for batch, pairs in zip(self.step_batches, step_pairs, strict=True):
@@ -161,7 +161,7 @@ class DpoTrainer(PackedTrainer):
             blocks.append(_as_matrix(pair_logps(self.model_wrapped, batch, self.settings)))
             sources.append(batch["source"][:, None].float())
             totals += torch.tensor(batch["items"])
-        all_PK, _ = self._gather_pairs(torch.cat([torch.cat(blocks), torch.cat(sources)], dim=1))
+        all_PK, _ = self.gather_pairs(torch.cat([torch.cat(blocks), torch.cat(sources)], dim=1))
         if self.args.world_size > 1:
             totals = self.accelerator.gather(totals[None].to(self.args.device)).sum(0)
         pairs = _from_matrix(all_PK[:, :-1], labelled=self.rows.unpaired)
@@ -169,14 +169,6 @@ class DpoTrainer(PackedTrainer):
         sums_by_source = batch_sums(pairs, self.settings, all_PK[:, -1].long(), self.held_out.rows.sources).tolist()
         sums = [dict(zip(SUMS, row)) for row in sums_by_source]
         return {"loss": float(loss)} | means(add_steps(sums), self.settings) | by_source([sums], self.settings)
-
-    def _gather_pairs(self, rows_PK: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """The rows of all processes in the order of their ranks, and the index of this process' first row."""
-        if self.args.world_size == 1:
-            return rows_PK, 0
-        sizes = self.accelerator.gather(torch.full((1,), len(rows_PK), device=rows_PK.device)).tolist()
-        gathered = self.accelerator.gather(self.accelerator.pad_across_processes(rows_PK)[None])
-        return torch.cat([rows[:size] for rows, size in zip(gathered, sizes)]), sum(sizes[: self.args.process_index])
 
     def on_train_begin(self, args, state, control, **_):
         if not (stop_if := self.settings.stop_if):

@@ -102,18 +102,10 @@ class RewardTrainer(PackedTrainer):
             rewards_P2 = packed_rewards(self.model_wrapped, batch)
             margins_P = torch.zeros_like(rewards_P2[:, 0]) if margins_P is None else margins_P
             blocks.append(torch.cat([rewards_P2, margins_P[:, None], batch["source"][:, None].float()], dim=1))
-        rows_PK = self._gather_pairs(torch.cat(blocks))
+        rows_PK, _ = self.gather_pairs(torch.cat(blocks))
         rewards_P2, margins_P, source_P = rows_PK[:, :2], rows_PK[:, 2], rows_PK[:, 3].long()
         loss = reward_loss(rewards_P2, margins_P, self.settings, torch.tensor(len(rows_PK)))
         return {"loss": float(loss)} | metrics_of(pair_sums(rewards_P2, source_P, self.held_out.rows.sources).tolist())
-
-    def _gather_pairs(self, rows_PK: torch.Tensor) -> torch.Tensor:
-        """The rows of all processes, in the order of their ranks."""
-        if self.args.world_size == 1:
-            return rows_PK
-        sizes = self.accelerator.gather(torch.full((1,), len(rows_PK), device=rows_PK.device)).tolist()
-        gathered = self.accelerator.gather(self.accelerator.pad_across_processes(rows_PK)[None])
-        return torch.cat([rows[:size] for rows, size in zip(gathered, sizes)])
 
     # Checkpoints.
 

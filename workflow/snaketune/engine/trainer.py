@@ -179,6 +179,14 @@ class PackedTrainer(TrainingFeatures, Trainer):
         # Gradients are averaged over processes, but each loss is already divided by the items of all processes.
         return loss * self.args.world_size if self.args.world_size > 1 else loss
 
+    def gather_pairs(self, rows_PK: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """The rows of all processes in the order of their ranks, and the index of this process' first row."""
+        if self.args.world_size == 1:
+            return rows_PK, 0
+        sizes = self.accelerator.gather(torch.full((1,), len(rows_PK), device=rows_PK.device)).tolist()
+        gathered = self.accelerator.gather(self.accelerator.pad_across_processes(rows_PK)[None])
+        return torch.cat([rows[:size] for rows, size in zip(gathered, sizes)]), sum(sizes[: self.args.process_index])
+
     def batch_loss(self, model: torch.nn.Module, batch: dict[str, Any], totals: torch.Tensor) -> torch.Tensor:
         """The batch's share of the loss of its step, a scalar. Args: totals: int64, the items of the whole step."""
         raise TypeError("a subclass defines this")

@@ -27,13 +27,10 @@ def _longer(chain: Rounds, scores: HeldOutScores) -> Iterator[ReportFinding]:
         return
     (before, _), (after, bounds) = scores.exact[first], scores.exact[last]
     if scores.tokens[last] >= GROWN * scores.tokens[first] and not _is_above(bounds, before):
-        yield ReportFinding(
-            kind="longer responses",
-            where=chain.name,
-            message=f"over {last - first} rounds, responses to {scores.corpus} grew from {scores.tokens[first]:.3g} to "
+        yield _grown(
+            chain,
+            f"over {last - first} rounds, responses to {scores.corpus} grew from {scores.tokens[first]:.3g} to "
             f"{scores.tokens[last]:.3g} tokens on average, and exact match didn't: {percent(before)}, then {percent(after)}",
-            action="score length too, or use a loss that discounts it (simpo, or ld_alpha)",
-            key=f"{chain.key}.score",
         )
 
 
@@ -41,14 +38,21 @@ def _longer_samples(chain: Rounds, samples: list[Sampled]) -> Iterator[ReportFin
     """The same by the scores of the rounds themselves, where nothing was evaluated."""
     first, last = samples[0], samples[-1]
     if last.tokens >= GROWN * first.tokens and not _is_above(last.mean_interval, first.mean):
-        yield ReportFinding(
-            kind="longer responses",
-            where=chain.name,
-            message=f"sampled responses grew from {first.tokens:.3g} to {last.tokens:.3g} tokens on average, and their score "
-            f"didn't: {first.mean:.3g}, then {last.mean:.3g}",
-            action="score length too, or use a loss that discounts it (simpo, or ld_alpha)",
-            key=f"{chain.key}.score",
+        yield _grown(
+            chain,
+            f"sampled responses grew from {first.tokens:.3g} to {last.tokens:.3g} tokens on average, and their score didn't: "
+            f"{first.mean:.3g}, then {last.mean:.3g}",
         )
+
+
+def _grown(chain: Rounds, message: str) -> ReportFinding:
+    return ReportFinding(
+        kind="longer responses",
+        where=chain.name,
+        message=message,
+        action="score length too, or use a loss that discounts it (simpo, or ld_alpha)",
+        key=f"{chain.key}.score",
+    )
 
 
 def _parted(chain: Rounds, scores: HeldOutScores, samples: list[Sampled]) -> Iterator[ReportFinding]:
