@@ -107,4 +107,5 @@ def test_no_held_out_prompt_is_trained_on_in_any_round(rounds):
                 turns = row["messages"] if "messages" in row else row["prompt"]
                 prompts.add("\n".join(turn["content"] for turn in turns if turn["role"] in ("system", "user"))[:200])
     assert held_out and trained and not held_out & trained
-    assert "leak" not in json.dumps(json.loads(rounds.read("results/preflight/run-2/manifest.json")))
+    # As preflight writes it of a held-out prompt that is trained on (tests/diagnostics/test_leaks.py).
+    assert "are trained on in" not in rounds.read("results/preflight/run-2/findings/findings.json")
