@@ -11,7 +11,7 @@ from tokenizers.models import WordLevel
 from snaketune.config.base_models import Pretrained
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.training.reference.compute import check_same_tokens
+from snaketune.training.reference.frozen_model import check_same_tokens, tokens_in
 from tests.models.conftest import tiny_model
 from tests.tokenization.small_tokenizers import CHATML, messages, save_tokenizer
 
@@ -32,8 +32,6 @@ def test_a_reference_with_exchanged_control_tokens_is_refused(tmp_path):
     tokenizer_with(other, "<|im_end|>", "<|im_start|>")
     for folder in (same, other):
         tiny_model("llama").config.save_pretrained(folder)
-    check_same_tokens(Pretrained(path=str(same)), chat, [pairs])
-    with pytest.raises(
-        SnaketuneError, match=r"2 of \d+ tokens in the pairs are different in .* is '<\|im_start\|>' here"
-    ):
-        check_same_tokens(Pretrained(path=str(other)), chat, [pairs])
+    check_same_tokens("dpo.reference", Pretrained(path=str(same)), chat, tokens_in([pairs]), "the SFT run")
+    with pytest.raises(SnaketuneError, match=r"2 of \d+ tokens are different in .* is '<\|im_start\|>' here"):
+        check_same_tokens("dpo.reference", Pretrained(path=str(other)), chat, tokens_in([pairs]), "the SFT run")

@@ -12,12 +12,13 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
 from snaketune.engine.model import logprobs
 from snaketune.engine.model.selftest import self_test
-from snaketune.engine.packing.pair_units import UnitRows, find_units
+from snaketune.engine.packing.units import UnitRows, find_units
 from snaketune.packing.reader import open_rows
 from snaketune.stages.cache.row_store import RowStore
 from snaketune.training import ref_logps
-from snaketune.training.reference import compute, kept_units
+from snaketune.training.reference import compute
 from snaketune.training.reference.logps_table import FILE
+from snaketune.training.reference.pair_logps import PairLogps
 from tests.models.conftest import CPU
 from tests.packing import chain
 from tests.packing.chain import rows_of, started
@@ -92,10 +93,10 @@ def test_the_bits_of_a_unit_do_not_depend_on_the_other_units_of_its_batch(tmp_pa
         apart = UnitRows(rows, [unit for batch in batches for unit in batch])
         if trial == 0:
             apart.groups = batches
-        passes = logprobs.losses_of_rows(loaded, apart, range(len(apart)), tested.compute, "test")
-        for numbers, batch, losses_N in passes:
+        values = PairLogps(model=loaded, compute=tested.compute, what="test", token_logps=True)
+        for numbers, batch, losses_N in values.passes(apart, range(len(apart))):
             some = [unit for number in numbers for unit in apart.groups[number]]
-            for digest, value in kept_units._encode(some, batch, losses_N, True).items():
+            for digest, value in values.encode(some, batch, losses_N).items():
                 assert alone.setdefault(digest, value) == value
 
 

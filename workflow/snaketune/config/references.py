@@ -12,6 +12,7 @@ from snaketune.config.run_references import (
     check_reward,
     check_sft,
     check_start,
+    check_teacher,
     check_training,
 )
 from snaketune.config.training_runs import Sft
@@ -29,6 +30,8 @@ def check_references(config: Workflow, variants: Variants) -> None:
         check_sampled(name, config)
     for name, run in config.sft.items():
         check_sft(f"sft.{name}", name, run, config)
+    for name in config.teacher:
+        check_teacher(name, config, variants)
     for name, run in config.dpo.items():
         check_start(name, run, config, variants)
     for name, run in config.dpo.items():

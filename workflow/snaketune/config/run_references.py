@@ -26,6 +26,8 @@ def check_sft(key: str, name: str, run: Sft, config: Workflow) -> None:
             "template_variables; choose best-fit-decreasing"
         )
     check_known(f"{key}.tokenizer", run.tokenizer, config.tokenizers, "tokenizers")
+    if run.distill:
+        check_known(f"{key}.distill.teacher", run.distill.teacher, config.teacher, "teacher")
     check_length(key, run.packing, name, config)
     _check_order(key, run, config)
     check_training(f"{key}.training", run.training)
@@ -52,6 +54,32 @@ def check_start(name: str, run: Dpo, config: Workflow, variants: Variants) -> No
             return
         chain.append(config.dpo[before].start)
     raise SnaketuneError(f"dpo.{name}.from: {' → '.join(chain)} is circular; start one of them from an SFT run")
+
+
+def check_teacher(name: str, config: Workflow, variants: Variants) -> None:
+    """Raise SnaketuneError if a teacher is unknown, or is trained towards itself."""
+    model = config.teacher[name].model
+    if isinstance(model, Pretrained):
+        return
+    check_known_model(f"teacher.{name}.model", model, config, variants)
+    waiting, seen = [model], set()
+    while waiting:
+        current = waiting.pop()
+        section, _, of = current.partition(":")
+        run = getattr(config, section).get(of)
+        if run is None or current in seen:
+            continue
+        seen.add(current)
+        distill = run.distill if isinstance(run, Sft) else None
+        if distill and distill.teacher == name:
+            raise SnaketuneError(
+                f"teacher.{name}.model: {model} is trained from {current}, which is distilled from {name} itself; name another "
+                "model"
+            )
+        teacher = config.teacher.get(distill.teacher) if distill else None
+        waiting += [
+            before for before in (run.start, teacher and teacher.model) if before and not isinstance(before, Pretrained)
+        ]
 
 
 def check_dpo(key: str, run: Dpo, config: Workflow) -> None:

@@ -7,6 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from snaketune.config.base import NAME_PATTERN, Fraction, Model, Name, PositiveFloat, PositiveInt
 from snaketune.config.base_models import Base, Pretrained, Scratch, Seed
 from snaketune.config.corpus_sources import Regex
+from snaketune.config.distillation import Distill
 from snaketune.config.held_out import Race, Selection, SnapshotShare, snapshot_name
 from snaketune.config.lora import Lora, LoraOrContinued, Quantization
 from snaketune.config.losses import PreferenceLoss
@@ -137,6 +138,7 @@ class Sft(Model):
     loss: SftLoss = "nll"
     """Loss of a supervised token: its negative log-probability (`nll`), or that times its probability, without a gradient
     through the latter (`dft`, Dynamic Fine-Tuning, Wu et al., 2025)."""
+    distill: Distill | None = None
     lora: Lora | None = None
     quantization: Quantization | None = None
     operation: Operation = Operation()
@@ -177,6 +179,9 @@ class Sft(Model):
             raise ValueError(
                 "lora.init_lora_weights: eva reads packed rows; choose another, or another packing.strategy"
             )
+        if self.distill and (self.loss == "dft" or self.packing.strategy == "none"):
+            key, found = ("loss", self.loss) if self.loss == "dft" else ("packing.strategy", "none")
+            raise ValueError(f"distill is for packed rows and loss nll; found {key} {found}, so remove one of them")
         if self.training.compile is True and self.packing.strategy == "none":
             raise ValueError(
                 "training.compile: unpacked rows have different shapes in every batch, so it isn't supported; remove it"

@@ -12,6 +12,7 @@ from snaketune.config.lora import Lora
 from snaketune.config.reward_runs import Reward, Run
 from snaketune.config.sampling import Sample
 from snaketune.config.scoring import Score
+from snaketune.config.teachers import Teacher
 from snaketune.config.tokenizers import Tokenizer
 from snaketune.config.tracking import Tracking
 from snaketune.config.training_runs import Dpo, Sft, TrainedModel
@@ -70,6 +71,7 @@ class Workflow(Model):
     sft: dict[Name, Sft] = {}
     dpo: dict[Name, Dpo] = {}
     reward: dict[Name, Reward] = {}
+    teacher: dict[Name, Teacher] = {}
     merge: dict[Name, Merge] = {}
     sample: dict[Name, Sample] = {}
     score: dict[Name, Score] = {}

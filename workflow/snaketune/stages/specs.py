@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 from snaketune.config.base import Fraction, Model
 from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.corpus_sources import CorpusContent, EmptyReasoning, Reasoning
+from snaketune.config.distillation import DistillLoss
 from snaketune.config.evaluations import ExactMatch, Report, TaskSettings
 from snaketune.config.generation import Decoding, Generation
 from snaketune.config.held_out import RaceMetric
@@ -77,23 +78,40 @@ class SftSpec(Model):
     base: Pretrained | Scratch | None
     training: Learning
     loss: SftLoss = "nll"
+    distill: DistillLoss | None = None
     lora: Lora | None
     quantization: Quantization | None
     trust_remote_code: bool = False
 
 
-class RefLogpsSpec(Model):
-    """Everything besides weights and pairs that affects a log-probability; `training.reference.cache_key` lists it."""
+class FrozenSpec(Model):
+    """Everything besides weights and rows that affects the logits of a model that isn't trained."""
 
     precision: Precision
     # Whether the runs that read this train adapters only, with base weights in the data type of the computation.
     frozen_weights: bool
     quantization: Quantization | None
-    # The base layers if the reference's results hold adapters only; the whole reference if it is no result.
-    base: Pretrained | None = None
+    # The base layers if the model's results hold adapters only; the whole model if it is no result.
+    base: Pretrained | Scratch | None = None
     apart: bool = False  # whether the adapter of the last result isn't merged, since a policy continues training it
-    token_logps: bool = False  # whether the log-probability of each token is stored
     trust_remote_code: bool
+
+
+class RefLogpsSpec(FrozenSpec):
+    """Everything besides weights and pairs that affects a log-probability; `training.reference.cache_key` lists it."""
+
+    token_logps: bool = False  # whether the log-probability of each token is stored
+
+
+class TeacherSpec(FrozenSpec):
+    """A teacher, and what is stored of it for each supervised token."""
+
+    k: int
+    temperature: float
+
+
+class TeacherPassSpec(TeacherSpec, Part):
+    """One part of the rows of a teacher's pass."""
 
 
 class RefPassSpec(RefLogpsSpec, Part):

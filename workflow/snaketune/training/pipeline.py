@@ -200,7 +200,9 @@ def _with_trained_parameters(model: PreTrainedModel, run: TrainingRun) -> torch.
 def examine_machine(training: PreparedTraining) -> MachineCheck:
     """Compare the needs of a training with this machine, before its model is loaded."""
     run = training.run
-    summed = training.trainer_class.sums_losses and run.spec.loss != "dft" and not training.rows.weighted
+    arguments = training.loss_arguments
+    per_token = arguments.get("loss") == "dft" or arguments.get("distillation") or training.rows.weighted
+    summed = training.trainer_class.sums_losses and not per_token
     trainer_class = training.trainer_class
     computed = {"dropout": trainer_class.drops_out, "summed": summed, "trained_model": trainer_class.trained_model}
     return check_machine(run.spec, run.operation, run.compute, training.any_config, training.rows, **computed)

@@ -10,6 +10,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.config.operation import Execution
+from snaketune.engine.distillation import Distillation
 from snaketune.engine.features import TrainingFeatures
 from snaketune.engine.fsdp import world_size
 from snaketune.engine.model.devices import Compute, resolve_compute
@@ -108,7 +109,8 @@ class PreparedTraining:
         """The arguments of the trainer that define its loss."""
         spec = self.run.spec
         if isinstance(spec, SftSpec):
-            return {"loss": spec.loss}
+            distillation = spec.distill and Distillation(**spec.distill.model_dump())
+            return {"loss": spec.loss, "distillation": distillation}
         if isinstance(spec, DpoSpec):
             return {"settings": spec.settings}
         centers = spec.center_rewards_coefficient

@@ -6,12 +6,18 @@ from snaketune.engine.sft import SftTrainer
 from snaketune.models.adapter_stack import AdapterStack
 from snaketune.packing.reader import open_rows, sources_of
 from snaketune.training.prepared import PreparedTraining, TrainingRun
+from snaketune.training.reference.teacher_rows import open_teacher
 
 
 def prepare_sft(
-    run: TrainingRun, pack: Artifact, tokenizer: Artifact, results: tuple[Artifact, ...] = ()
+    run: TrainingRun,
+    pack: Artifact,
+    tokenizer: Artifact,
+    results: tuple[Artifact, ...] = (),
+    teacher: Artifact | None = None,
 ) -> PreparedTraining:
-    """Prepare a training on rows of either format, from `results` if there are any, else from the spec's base."""
+    """Prepare a training on rows of either format, from `results` if there are any, else from the spec's base. Args: teacher: a
+    teacher's tokens for the rows, if the spec has `distill`."""
     spec = run.spec
     initial = AdapterStack(
         results=results, base=spec.base, tokenizer=tokenizer.folder, trust_remote_code=spec.trust_remote_code
@@ -19,6 +25,9 @@ def prepare_sft(
     if pack.manifest.get("format_version") in FORMAT_VERSIONS["sft"]:
         rows = open_rows(pack, "train", run.operation.load_in_memory)
         held_out = open_rows(pack, "held_out", run.operation.load_in_memory, columns=sources_of)
+        if teacher:
+            rows.teacher = open_teacher(teacher, pack, "train", rows, spec)
+            held_out.teacher = open_teacher(teacher, pack, "held_out", held_out, spec)
         prepared = PreparedTraining(trainer_class=SftTrainer, rows=rows, run=run, initial=initial, held_out=held_out)
         return prepared.with_kernel()
     # TRL takes a second to import.

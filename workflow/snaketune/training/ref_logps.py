@@ -54,7 +54,7 @@ def build(
         base: folder of a local base model; unused, as `spec` has its path.
         operation: with the pattern of the parts' manifests, if there are parts.
     """
-    from snaketune.training.reference.compute import ReferenceModel
+    from snaketune.training.reference.frozen_model import FrozenModel
     from snaketune.training.reference.gather import gather_logps
 
-    return gather_logps(ReferenceModel(spec, (*model, *base_layers), tokenizer), work, pack, operation)
+    return gather_logps(FrozenModel(spec, (*model, *base_layers), tokenizer), work, pack, operation)

@@ -43,6 +43,7 @@ def build(
     base: Sequence[Path] = (),
 ) -> Outcome:
     """Write this part's `logps.arrow` to `work.payload`; the inputs are those of `ref_logps`."""
-    from snaketune.training.reference.compute import ReferenceModel, compute_logps
+    from snaketune.training.reference.compute import compute_logps
+    from snaketune.training.reference.frozen_model import FrozenModel
 
-    return compute_logps(ReferenceModel(spec, (*model, *base_layers), tokenizer), work, pack)
+    return compute_logps(FrozenModel(spec, (*model, *base_layers), tokenizer), work, pack)

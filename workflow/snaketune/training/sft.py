@@ -26,6 +26,7 @@ STAGE = Stage(
         "tokenizer": exactly_one("tokenizer"),
         "model": any_number("sft"),
         "base_layers": any_number("sft"),
+        "teacher": any_number("teacher"),
     },
     files=("base",),
     libraries=libraries.of_training,
@@ -47,6 +48,7 @@ def build(
     base: list[Path],
     model: Sequence[Artifact] = (),
     base_layers: Sequence[Artifact] = (),
+    teacher: Sequence[Artifact] = (),
     tracked: "TrackedRun | None" = None,
 ) -> Outcome:
     """Write a model folder to `work.payload`: weights or an adapter, config and tokenizer.
@@ -54,6 +56,7 @@ def build(
     Args:
         base: the folder of the base model, if the training starts from a local one.
         model, base_layers: the result that the training starts from, and the results that its adapters are applied to.
+        teacher: a teacher's tokens for the rows, if the spec has `distill`.
     """
     from snaketune.training.launch.worker import is_main_process
     from snaketune.training.pipeline import train
@@ -65,7 +68,7 @@ def build(
     for result in (*model, *base_layers):
         result.files()
     run = TrainingRun.of(spec, operation, work, tracked)
-    outcome = train(prepare_sft(run, pack, tokenizer, (*model, *base_layers)))
+    outcome = train(prepare_sft(run, pack, tokenizer, (*model, *base_layers), *teacher))
     if is_main_process():
         for path in tokenizer.folder.iterdir():
             if path.is_file() and not path.name.startswith("."):

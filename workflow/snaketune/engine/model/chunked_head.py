@@ -28,17 +28,21 @@ from snaketune.engine.model.fused_cross_entropy import SummedLosses, TokenLosses
 from snaketune.engine.model.kernels import SEPARATE, Segments
 from snaketune.engine.model.padded_documents import batch_dependent_rope
 
+OfLogits = Callable[[torch.Tensor, int], tuple[torch.Tensor, ...]]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Supervised:
     """Request for losses instead of logits, an argument of the model's forward: the positions that predict supervised
     tokens, each once; the index of each token's source (None where each source predicts one token, in order); token ids;
-    and whether to return the sum, or one loss per token."""
+    and whether to return the sum, or one loss per token. With `of_logits`, further values are returned: what it computes of
+    the logits of a chunk, [C, V], and the index of the chunk's first source: tensors whose first dimension is C."""
 
     sources_U: torch.Tensor
     rows_N: torch.Tensor | None
     targets_N: torch.Tensor
     summed: bool
+    of_logits: OfLogits | None = None
 
 
 class _DecoderOutputs(Exception):
@@ -94,8 +98,8 @@ def chunk_head(model: PreTrainedModel, inputs: dict[str, Any], positions_N: torc
 def _forward(
     model: PreTrainedModel, *arguments: Any, supervised: Supervised | None = None, **inputs: Any
 ) -> torch.Tensor | Any:
-    """Return negative log-probabilities of the supervised tokens, float32[N] or their sum; without `supervised`, the original
-    forward's outputs."""
+    """Return negative log-probabilities of the supervised tokens, float32[N] or their sum; with `of_logits`, the former and
+    its values for all sources; without `supervised`, the original forward's outputs."""
     if supervised is None:
         return model.original_forward(*arguments, **inputs)
     outputs, inputs, hidden_UH = _decode(model, inputs, supervised.sources_U)
@@ -106,6 +110,13 @@ def _forward(
     # The type is checked again, since adapters may have wrapped the head since `chunk_head`.
     plain_linear = model.head_is_linear and type(head) is torch.nn.Linear
     passes = fused_cross_entropy.fused_passes() if getattr(model, "fused_head", False) else fused_cross_entropy.EAGER
+    vocabulary = model.config.get_text_config().vocab_size
+
+    def logits_of(hidden_CH: torch.Tensor) -> torch.Tensor:
+        return _run_head(model, model.original_forward, outputs, hidden_CH, inputs).float()
+
+    if supervised.of_logits:
+        return _token_losses(logits_of, hidden_UH, supervised, vocabulary)
     if plain_linear and supervised.summed and rows_N is None:
         return SummedLosses.apply(hidden_UH, head.weight, targets_N, passes)
     # Not under ZeRO 3, which gathers weights for module calls only and releases them before the backward pass.
@@ -113,12 +124,7 @@ def _forward(
         rows_N = torch.arange(len(hidden_UH), device=hidden_UH.device) if rows_N is None else rows_N
         losses_N = TokenLosses.apply(hidden_UH, head.weight, rows_N, targets_N, torch.is_grad_enabled(), passes)
     else:
-        losses_N = _token_losses(
-            lambda hidden_CH: _run_head(model, model.original_forward, outputs, hidden_CH, inputs).float(),
-            hidden_UH,
-            supervised,
-            model.config.get_text_config().vocab_size,
-        )
+        losses_N, _ = _token_losses(logits_of, hidden_UH, supervised, vocabulary)
     return losses_N.sum() if supervised.summed else losses_N
 
 
@@ -201,19 +207,21 @@ def _is_close(one_CV: torch.Tensor, other_CV: torch.Tensor) -> bool:
 
 def _token_losses(
     logits_of: Callable[[torch.Tensor], torch.Tensor], hidden_UH: torch.Tensor, supervised: Supervised, vocabulary: int
-) -> torch.Tensor:
-    rows_N, targets_N = supervised.rows_N, supervised.targets_N
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """Return the losses [N], and the values of `of_logits`, [U, ...]."""
+    rows_N, targets_N, of_logits = supervised.rows_N, supervised.targets_N, supervised.of_logits
 
-    def normalizers_and_targets(hidden_CH: torch.Tensor, begin: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the log-normalizers of a chunk's positions, [C], and each token's target logit, [N], 0 in other chunks."""
+    def of_chunk(hidden_CH: torch.Tensor, begin: int) -> tuple[torch.Tensor, ...]:
+        """Return the losses [C] where each position predicts one token, in order; else the log-normalizers of the positions,
+        [C], and each token's target logit, [N], 0 in other chunks; then the values of `of_logits`."""
         logits_CV = logits_of(hidden_CH)
-        return logits_CV.logsumexp(1), target_logits(logits_CV, begin, rows_N, targets_N)
+        if rows_N is None:
+            losses_C = F.cross_entropy(logits_CV, targets_N[begin : begin + len(hidden_CH)], reduction="none")
+            first: tuple[torch.Tensor, ...] = (losses_C,)
+        else:
+            first = logits_CV.logsumexp(1), target_logits(logits_CV, begin, rows_N, targets_N)
+        return *first, *(of_logits(logits_CV, begin) if of_logits else ())
 
-    def losses(hidden_CH: torch.Tensor, begin: int) -> torch.Tensor:
-        """Return the losses [C] where each position predicts one token, in order."""
-        return F.cross_entropy(logits_of(hidden_CH), targets_N[begin : begin + len(hidden_CH)], reduction="none")
-
-    of_chunk = losses if rows_N is None else normalizers_and_targets
     rows = max(fused_cross_entropy.SAVED_LOGITS // vocabulary, fused_cross_entropy.MIN_CHUNK_ROWS)
     if not torch.is_grad_enabled():
         rows = fused_cross_entropy.even_rows(len(hidden_UH), rows)
@@ -222,7 +230,8 @@ def _token_losses(
     else:
         chunks = enumerate(hidden_UH.split(rows))
         results = [checkpoint(of_chunk, hidden_CH, n * rows, use_reentrant=False) for n, hidden_CH in chunks]
+    by_value = list(zip(*results))
     if rows_N is None:
-        return torch.cat(results)
-    normalizers, of_targets = zip(*results)
-    return torch.cat(normalizers).index_select(0, rows_N) - torch.stack(of_targets).sum(0)
+        return torch.cat(by_value[0]), tuple(map(torch.cat, by_value[1:]))
+    losses_N = torch.cat(by_value[0]).index_select(0, rows_N) - torch.stack(by_value[1]).sum(0)
+    return losses_N, tuple(map(torch.cat, by_value[2:]))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.nn.modules.dropout import _DropoutNd
 from transformers import PreTrainedModel
 
-from snaketune.engine.model.chunked_head import Supervised
+from snaketune.engine.model.chunked_head import OfLogits, Supervised
 from snaketune.engine.model.kernels import SEPARATE, Segments
 from snaketune.engine.model.mixers import set_segments
 from snaketune.engine.model.padded_documents import batch_dependent_rope
@@ -25,6 +25,18 @@ RANDOM = re.compile(r"(?!router_jitter_noise).*(dropout|pdrop|layerdrop|jitter_n
 def packed_losses(model: torch.nn.Module, batch: dict[str, Any], *, summed: bool) -> torch.Tensor:
     """Return negative log-probabilities of the supervised tokens of a packed batch, float32[N], or their sum. RuntimeError:
     the model hasn't passed `engine.model.selftest.self_test` with the batch's kernel."""
+    return _packed(model, batch, summed=summed)
+
+
+def packed_values(
+    model: torch.nn.Module, batch: dict[str, Any], of_logits: OfLogits
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """Return negative log-probabilities as `packed_losses`, float32[N], and what `of_logits` computes of the logits of each
+    position that predicts a supervised token (`batch["sources"]`), in chunks."""
+    return _packed(model, batch, summed=False, of_logits=of_logits)
+
+
+def _packed(model: torch.nn.Module, batch: dict[str, Any], *, summed: bool, of_logits: OfLogits | None = None) -> Any:
     segments: Segments = batch["segments"]
     prefixed, inner = segments.layout.prefixed, inner_model(model)
     if (segments.kernel, prefixed) not in getattr(inner, "allowed_packed", ()):
@@ -36,10 +48,12 @@ def packed_losses(model: torch.nn.Module, batch: dict[str, Any], *, summed: bool
     sources, targets = batch["sources"], batch["targets"]
     if hasattr(inner, "original_forward"):
         rows_N = batch["source_rows"] if prefixed else None
-        supervised = Supervised(sources_U=sources, rows_N=rows_N, targets_N=targets, summed=summed)
+        supervised = Supervised(sources_U=sources, rows_N=rows_N, targets_N=targets, summed=summed, of_logits=of_logits)
         return model(**packed_inputs(batch), supervised=supervised)
-    logits_NV = packed_logits(model, batch, sources).index_select(0, batch["source_rows"])
-    return F.cross_entropy(logits_NV.float(), targets, reduction="sum" if summed else "none")
+    logits_UV = packed_logits(model, batch, sources)
+    logits_NV = logits_UV.index_select(0, batch["source_rows"])
+    losses = F.cross_entropy(logits_NV.float(), targets, reduction="sum" if summed else "none")
+    return (losses, of_logits(logits_UV.float(), 0)) if of_logits else losses
 
 
 def allow_packed(model: PreTrainedModel, kernel: str, prefixes: bool) -> None:

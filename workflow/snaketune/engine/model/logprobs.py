@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from snaketune.engine.model.batches import Batch, collate
+from snaketune.engine.model.chunked_head import OfLogits
 from snaketune.engine.model.devices import Compute
-from snaketune.engine.model.forward import packed_losses
+from snaketune.engine.model.forward import packed_losses, packed_values
 from snaketune.engine.model.machine import is_out_of_memory, reset_peak_memory
 from snaketune.engine.packing.rows import PackedRows
 from snaketune.progress import progress
@@ -73,15 +74,21 @@ def losses_by_batch(model: torch.nn.Module, rows: PackedRows, compute: Compute, 
 
 
 def losses_of_rows(
-    model: torch.nn.Module, rows: PackedRows, indices: Sequence[int], compute: Compute, what: str
-) -> Iterator[tuple[Sequence[int], dict[str, Any], torch.Tensor]]:
-    """Run the rows with these indices through `model`; yield each batch's indices, the batch, and its losses, float32[N]."""
+    model: torch.nn.Module,
+    rows: PackedRows,
+    indices: Sequence[int],
+    compute: Compute,
+    what: str,
+    of_logits: OfLogits | None = None,
+) -> Iterator[tuple[Sequence[int], dict[str, Any], Any]]:
+    """Run the rows with these indices through `model`; yield each batch's indices, the batch, and its losses, float32[N]; with
+    `of_logits`, what `packed_values` returns."""
     model.eval()
     auto_batch, done = AutoBatch(rows.row_length, compute.device), 0
     while done < len(indices):
         chunk, result, started = indices[done : done + auto_batch.rows], None, time.monotonic()
         try:
-            result = _forward(model, [rows[row] for row in chunk], compute)
+            result = _forward(model, [rows[row] for row in chunk], compute, of_logits)
         except Exception as error:
             if auto_batch.rows == 1 or not is_out_of_memory(error):
                 raise
@@ -100,21 +107,31 @@ def losses_of_rows(
 
 
 @torch.no_grad()
-def _forward(model: torch.nn.Module, rows: list[dict[str, Any]], compute: Compute) -> tuple[Batch, torch.Tensor]:
+def _forward(
+    model: torch.nn.Module, rows: list[dict[str, Any]], compute: Compute, of_logits: OfLogits | None
+) -> tuple[Batch, Any]:
     batch = collate(rows, compute.kernel)
-    if "members" in batch and compute.device.type == "cpu" and len(batch["sources"]) < LEAST_ROWS:
-        batch = collate([*rows, _filler()], compute.kernel)
+    # Tokens that follow those of all rows change nothing but the rounding of the others.
+    may_follow = "members" in batch or of_logits is not None
+    if may_follow and compute.device.type == "cpu" and len(batch["sources"]) < LEAST_ROWS:
+        batch = collate([*rows, _filler(rows[0])], compute.kernel)
     batch = batch.to(compute.device)
     with compute.autocast():
-        return batch, token_losses(model, batch)
+        return batch, packed_values(model, batch, of_logits) if of_logits else token_losses(model, batch)
 
 
-def _filler() -> dict[str, Any]:
-    """Return a row whose tokens are in no completion."""
+def _filler(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row, with the columns of `row`, whose tokens are in no completion."""
     ids, none = np.zeros(LEAST_ROWS + 1, np.int32), np.empty(0, np.int32)
-    segment = np.array([len(ids)], np.int32), np.zeros(1, np.int32), np.zeros(1, np.int32), none
-    columns = ("segment_lengths", "prefix_lengths", "prefix_segments", "completions")
-    return {"input_ids": ids, "labels": ids} | dict(zip(columns, segment))
+    zero = np.zeros(1, np.int32)
+    columns = {"input_ids": ids, "labels": ids, "loss_weights": ids.astype(np.float32)}
+    columns |= {
+        "segment_lengths": zero + len(ids),
+        "prefix_lengths": zero,
+        "prefix_segments": zero,
+        "completions": none,
+    }
+    return {name: columns[name] for name in row if name in columns}
 
 
 class AutoBatch:

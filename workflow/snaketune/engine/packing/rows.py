@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,16 @@ from snaketune.engine.packing.ragged import offsets_of
 from snaketune.engine.packing.shards import IGNORED
 
 TOKENS = ("input_ids", "labels", "loss_weights")
+
+
+class RowColumns(Protocol):
+    """Further columns of packed rows."""
+
+    def of_row(self, row: int) -> dict[str, np.ndarray]: ...
+
+    def blank(self) -> dict[str, np.ndarray]:
+        """The columns of a row without documents."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -44,7 +54,8 @@ class PackedRows:
 
     Indexing returns a dict of numpy views: input_ids, labels and, if there are any, loss_weights [L], segment_lengths and
     prefix_lengths [s]; with trees also prefix_segments [s], for preferences completions [c]; and the columns of the row's
-    documents. `row_length` is L of the longest rows, `order` is `packing.order`, `weighted` whether labels have weights.
+    documents and of a teacher. `row_length` is L of the longest rows, `order` is `packing.order`, `weighted` whether labels
+    have weights.
     """
 
     def __init__(
@@ -56,10 +67,11 @@ class PackedRows:
         order: str = "shuffled",
         weighted: bool = False,
         documents: DocumentColumns | None = None,
+        teacher: RowColumns | None = None,
     ):
         """Args: batches: in the format of `engine.packing.shards`, none empty; lists: their columns of lists."""
         self.lists, self.row_length, self.order, self.weighted = lists, row_length, order, weighted
-        self.documents = documents
+        self.documents, self.teacher = documents, teacher
         self.batches = [views_of(batch, lists) for batch in batches]
         self.offsets = offsets_of(np.array([len(batch) for batch in batches], np.int64))
 
@@ -75,7 +87,9 @@ class PackedRows:
             raise IndexError(f"row {row} of {len(self)}")
         number = int(np.searchsorted(self.offsets, row, side="right")) - 1
         columns = row_of(self.batches[number], row - int(self.offsets[number]))
-        return columns | self.documents.of_row(row) if self.documents else columns
+        for more in filter(None, (self.documents, self.teacher)):
+            columns |= more.of_row(row)
+        return columns
 
     def blank(self, tokens: int | None = None) -> dict[str, Any]:
         """A row of padding, of `tokens` tokens or of the longest length."""
@@ -84,7 +98,9 @@ class PackedRows:
         if self.weighted:
             columns["loss_weights"] = np.zeros(length, np.float32)
         columns |= dict.fromkeys(self.lists, empty)
-        return columns | self.documents.blank() if self.documents else columns
+        for more in filter(None, (self.documents, self.teacher)):
+            columns |= more.blank()
+        return columns
 
     @cached_property
     def pairs(self) -> int:

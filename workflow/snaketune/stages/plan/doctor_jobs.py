@@ -79,5 +79,6 @@ def _timing_jobs(context: Context, section: str, of: str, run: Sft | Dpo) -> tup
 def timed_spec(spec: SftSpec | DpoSpec) -> SftSpec | DpoSpec:
     """The spec of a training without what measures held-out rows or ends it early: a timing takes its own steps."""
     without = {name: field.default for name, field in Selection.model_fields.items() if name != "average"}
-    ends: dict[str, None] = {"stop_if": None} if isinstance(spec, DpoSpec) else {}
+    # What a teacher adds isn't timed.
+    ends: dict[str, None] = {"stop_if": None} if isinstance(spec, DpoSpec) else {"distill": None}
     return spec.model_copy(update={"training": spec.training.model_copy(update=without), **ends})

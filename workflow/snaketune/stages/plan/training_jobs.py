@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from snaketune.config.base_models import Pretrained, Scratch
+from snaketune.config.distillation import DistillLoss
 from snaketune.config.evaluations import Evaluation
 from snaketune.config.held_out import snapshot_name
 from snaketune.config.lineage import wave_of
@@ -53,9 +54,13 @@ MEASURED_LEARNING = {"batch_rows", "optimizer", "trainable", "average", "precisi
 
 @cached
 def sft_job(context: Context, name: str) -> Job:
+    # It plans teachers by means of this module.
+    from snaketune.stages.plan.teacher_jobs import teacher_job
+
     run = context.config.sft[name]
-    tokenizer = tokenizer_job(context, run.tokenizer)
-    return context.add(training_job(context, "sft", name, name, run, tokenizer=(tokenizer,)))
+    inputs = {"tokenizer": (tokenizer_job(context, run.tokenizer),)}
+    inputs["teacher"] = (teacher_job(context, run),) if run.distill else ()
+    return context.add(training_job(context, "sft", name, name, run, **inputs))
 
 
 @cached
@@ -84,6 +89,7 @@ def training_job(context: Context, stage: str, name: str, of: str, run: Run, **a
         lora=lora_of(config, run),
         trust_remote_code=trusts_remote_code(config, sft),
         **({"continued": run.lora == "continued", "reference": reference_of(run)} if is_dpo else {}),
+        **({"distill": spec_from(DistillLoss, run.distill)} if isinstance(run, Sft) and run.distill else {}),
     )
     preflight = preflight_job(context, first_run(config, sft), run_wave(context, run))
     calibration = calibrate_job(context, of, run, spec)
@@ -228,6 +234,9 @@ def calibrated_spec(spec: TrainingSpec) -> TrainingSpec:
     alike: dict[str, Any] = {"base": None, "trust_remote_code": False, "training": calibrated_learning(spec.training)}
     same = {"merge": True, "init_lora_weights": True, "loraplus_lr_ratio": None}
     alike["lora"] = spec.lora and spec.lora.model_copy(update=same)
+    if isinstance(spec, SftSpec):
+        # The rows of a measurement have no teacher.
+        alike["distill"] = None
     if isinstance(spec, DpoSpec):
         # Of all losses, only those that also train on prompts compute more.
         alike |= PreferenceLoss(loss="orpo" if "orpo" in spec.weights else "sigmoid").model_dump()
@@ -326,7 +335,7 @@ def _run_spec(config: Workflow, key: str, run: Run, pack: int, earlier: tuple[Ea
         run.operation,
         key=key,
         kind=kind_of(run),
-        run=spec_from(SftSpec, run, base=None, training=learning, lora=lora_of(config, run), loss=loss),
+        run=spec_from(SftSpec, run, base=None, training=learning, lora=lora_of(config, run), loss=loss, distill=None),
         reference=run.reference if isinstance(run, Dpo) and isinstance(run.reference, Pretrained) else None,
         pack=pack,
         earlier=earlier,

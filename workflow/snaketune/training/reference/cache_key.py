@@ -14,9 +14,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from snaketune.config.base_models import Pretrained
 from snaketune.stages.cache.code_digest import code_digest
 from snaketune.stages.cache.fingerprint import Key
-from snaketune.stages.specs import RefLogpsSpec, RefPassSpec
+from snaketune.stages.specs import FrozenSpec, RefPassSpec
 
 if TYPE_CHECKING:
     from snaketune.stages.loaded_job import LoadedJob
@@ -68,10 +69,10 @@ def cache_keys(job: "LoadedJob") -> tuple[Key, ...]:
     )
 
 
-def computation(spec: RefLogpsSpec, dtype: str) -> dict[str, Any]:
+def computation(spec: FrozenSpec, dtype: str) -> dict[str, Any]:
     """Return what the spec says of the computation, with the data type of its matmuls."""
     # A local base is an input with a content digest of its own.
-    named = spec.base is not None and not Path(spec.base.path).is_dir()
+    named = isinstance(spec.base, Pretrained) and not Path(spec.base.path).is_dir()
     return {
         "dtype": dtype,
         "weights_dtype": "bfloat16" if spec.frozen_weights and dtype == "bfloat16" else "float32",

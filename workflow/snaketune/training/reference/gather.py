@@ -21,10 +21,11 @@ from snaketune.stages.outcome import Outcome
 from snaketune.tables import read_table, write_table
 from snaketune.training.reference import logps_table as logps
 from snaketune.training.reference.cache_key import kernel_family
-from snaketune.training.reference.compute import ReferenceModel, compute_logps
+from snaketune.training.reference.compute import compute_logps
+from snaketune.training.reference.frozen_model import FrozenModel
 
 
-def gather_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact, operation: Execution | None) -> Outcome:
+def gather_logps(reference: FrozenModel, work: WorkFolder, pack: Artifact, operation: Execution | None) -> Outcome:
     """Write `logps.arrow` to `work.payload`.
 
     Args:
@@ -34,13 +35,34 @@ def gather_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact, op
     """
     if operation is None or not operation.parts:
         return compute_logps(reference, work, pack)
-    spec = reference.spec
+    spec, parts = reference.spec, parts_of(reference, pack, operation)
+    columns = logps.schema(spec.token_logps)
+    tables = [read_table(part.file(logps.FILE)).select(columns.names) for part in parts]
+    table = logps.sort_rows(pa.concat_tables([columns.empty_table(), *tables]))
+    computed = set(zip(table["split"].to_pylist(), table["id"].to_pylist()))
+    expected = {(split, document["id"]) for split in SPLITS for document in documents(pack, split)}
+    if missing := sorted(expected - computed):
+        raise SnaketuneError(
+            f"{operation.parts}: {len(missing)} of {len(expected)} pairs are in no part, for instance {missing[0][1]}; rebuild "
+            "the parts"
+        )
+    logps.check_finite(table, operation.parts)
+    write_table(work.payload / logps.FILE, table)
+    counts = {split: table["split"].to_pylist().count(split) // 2 for split in SPLITS}
+    about = {key: parts[0].manifest[key] for key in ("dtype", "kernel", "weights_dtype", "self_test")}
+    about["rows"] = sorted({key for part in parts for key in part.manifest["rows"]})
+    return Outcome(counts={"pairs": counts}, about=about, run={"parts": len(parts)})
+
+
+def parts_of(model: FrozenModel, pack: Artifact, operation: Execution) -> list[Artifact]:
+    """The parts of a model's pass over a pack; SnaketuneError if one belongs to another pass."""
+    spec = model.spec
     pattern = Path(operation.parts)
     manifests = pattern.parent.parent.glob(f"{pattern.parent.name}/{pattern.name}")
     parts = [result_at(path) for path in sorted(manifests)]
-    compute = with_supported_kernel(resolve_compute(spec.precision), reference.stack().config(), dropout=False)
+    compute = with_supported_kernel(resolve_compute(spec.precision), model.stack().config(), dropout=False)
     entries = {
-        "model": [result.content for result in reference.results],
+        "model": [result.content for result in model.results],
         "rows": [pack.content],
         "dtype": compute.about()["dtype"],
         "spec": spec.model_dump(mode="json"),
@@ -61,19 +83,4 @@ def gather_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact, op
                 f"{part.manifest_path} is not a part of this reference ({'; '.join(different.values())}){hint}; rebuild it "
                 f"with: {rebuild_command(part.manifest_path)}"
             )
-    columns = logps.schema(spec.token_logps)
-    tables = [read_table(part.file(logps.FILE)).select(columns.names) for part in parts]
-    table = logps.sort_rows(pa.concat_tables([columns.empty_table(), *tables]))
-    computed = set(zip(table["split"].to_pylist(), table["id"].to_pylist()))
-    expected = {(split, document["id"]) for split in SPLITS for document in documents(pack, split)}
-    if missing := sorted(expected - computed):
-        raise SnaketuneError(
-            f"{operation.parts}: {len(missing)} of {len(expected)} pairs are in no part, for instance {missing[0][1]}; rebuild "
-            "the parts"
-        )
-    logps.check_finite(table, operation.parts)
-    write_table(work.payload / logps.FILE, table)
-    counts = {split: table["split"].to_pylist().count(split) // 2 for split in SPLITS}
-    about = {key: parts[0].manifest[key] for key in ("dtype", "kernel", "weights_dtype", "self_test")}
-    about["rows"] = sorted({key for part in parts for key in part.manifest["rows"]})
-    return Outcome(counts={"pairs": counts}, about=about, run={"parts": len(parts)})
+    return parts

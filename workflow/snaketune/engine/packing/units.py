@@ -1,4 +1,5 @@
-"""The units of packed pairs, each as a row of its own: what pairs of one prompt share, and nothing of the rest of their row.
+"""The units of packed rows, each as a row of its own: a conversation, or what pairs of one prompt share, and nothing of the
+rest of their row.
 
 A row of CD over EF after the prompt ab, and of GH over I, has two units; the second one is two segments, since there is no
 prompt that would join its completions:
@@ -7,7 +8,7 @@ prompt that would join its completions:
     a b C D E F              segments [4, 2]         completions [0, 1]
                 G H I        segments [2, 1]         completions [0, 1]
 
-So what is computed on a unit depends on its pairs alone, however they were packed.
+So what is computed on a unit depends on its tokens alone, however they were packed. The unit of conversations is a tree.
 """
 
 from collections.abc import Iterable
@@ -28,17 +29,19 @@ SEGMENTS = ("segment_lengths", "prefix_lengths")
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit of a packed row: the numbers of the row and of the unit in it, its tokens, its digest, the ids of its pairs."""
+    """A unit of a packed row: the numbers of the row and of the unit in it, its tokens, those of them that are supervised, its
+    digest, the ids of its pairs."""
 
     row: int
     number: int
     tokens: int
+    supervised: int
     digest: bytes
     pairs: tuple[str, ...]
 
 
-def find_units(rows: PackedRows, numbers: Iterable[int], documents: Iterable[dict[str, Any]]) -> list[Unit]:
-    """The units of some rows, in order. Args: documents: as `packing.reader.documents` yields them."""
+def find_units(rows: PackedRows, numbers: Iterable[int], documents: Iterable[dict[str, Any]] = ()) -> list[Unit]:
+    """The units of some rows, in order. Args: documents: of pairs, as `packing.reader.documents` yields them."""
     ids: list[list[str]] = [[] for _ in range(len(rows))]
     for document in documents:
         ids[document["row"]].append(document["id"])
@@ -46,8 +49,11 @@ def find_units(rows: PackedRows, numbers: Iterable[int], documents: Iterable[dic
     for row in numbers:
         pairs = iter(ids[row])
         for number, unit in enumerate(units_of(rows[row])):
-            ids_of_unit = tuple(next(pairs) for _ in range(len(unit["completions"]) // 2))
-            found.append(Unit(row, number, len(unit["input_ids"]), digest_unit(unit), ids_of_unit))
+            ids_of_unit = tuple(next(pairs) for _ in range(len(unit.get("completions", ())) // 2))
+            supervised = unit["labels"] != IGNORED
+            # The first token of a unit has none before it that would predict it.
+            targets = int(supervised[1:].sum())
+            found.append(Unit(row, number, len(supervised), targets, digest_unit(unit), ids_of_unit))
     return found
 
 
@@ -76,11 +82,12 @@ class UnitRows:
         units = [units_of(self._rows[unit.row])[unit.number] for unit in self.groups[number]]
         counts = np.cumsum([0, *(len(unit["segment_lengths"]) for unit in units)])
         row = {name: np.concatenate([unit[name] for unit in units]) for name in (*TOKENS, *SEGMENTS)}
-        return row | {name: np.concatenate([unit[name] + n for unit, n in zip(units, counts)]) for name in NUMBERS}
+        numbers = [name for name in NUMBERS if name in units[0]]
+        return row | {name: np.concatenate([unit[name] + n for unit, n in zip(units, counts)]) for name in numbers}
 
 
 def units_of(row: dict[str, Any]) -> list[dict[str, np.ndarray]]:
-    """The units of a row of pairs, in order, as rows without padding; costs some 30 microseconds.
+    """The units of a row, in order, as rows without padding and weights; costs some 30 microseconds.
 
     >>> names = ("segment_lengths", "prefix_lengths", "prefix_segments", "completions")
     >>> columns = ([4, 2, 2, 1], [0, 2, 0, 0], [0, 0, 2, 3], [0, 1, 2, 3])
@@ -90,13 +97,13 @@ def units_of(row: dict[str, Any]) -> list[dict[str, np.ndarray]]:
     [0, 1, 2, 3, 4, 5] [0, 0] [0, 1]
     [6, 7, 8] [0, 1] [0, 1]
     """
-    is_root_S, completions_C = row["prefix_lengths"] == 0, row["completions"]
+    is_root_S, completions_C = row["prefix_lengths"] == 0, row.get("completions", np.empty(0, np.int32))
     roots, tree_S = np.flatnonzero(is_root_S), np.cumsum(is_root_S) - 1
     # The first and last tree of each pair, and of it and those before it (after it).
     trees_P2 = np.sort(tree_S[completions_C].reshape(-1, 2), axis=1)
     last_P = np.maximum.accumulate(trees_P2[:, 1])
     first_P = np.minimum.accumulate(trees_P2[::-1, 0])[::-1]
-    # A unit begins with a tree if all pairs are either before it or not.
+    # A unit begins with a tree if all pairs are either before it or not: without pairs, with every tree.
     before = np.searchsorted(last_P, np.arange(len(roots)))
     begins = np.append(first_P, len(roots))[before] >= np.arange(len(roots))
     segments = np.append(roots[begins], len(tree_S))
@@ -107,8 +114,10 @@ def units_of(row: dict[str, Any]) -> list[dict[str, np.ndarray]]:
         segments_of_unit = slice(segments[n], segments[n + 1])
         unit = {name: row[name][tokens[n] : tokens[n + 1]] for name in TOKENS}
         unit |= {name: row[name][segments_of_unit] for name in SEGMENTS}
-        unit["prefix_segments"] = row["prefix_segments"][segments_of_unit] - segments[n]
-        unit["completions"] = completions_C[2 * pairs[n] : 2 * pairs[n + 1]] - segments[n]
+        if "prefix_segments" in row:
+            unit["prefix_segments"] = row["prefix_segments"][segments_of_unit] - segments[n]
+        if "completions" in row:
+            unit["completions"] = completions_C[2 * pairs[n] : 2 * pairs[n + 1]] - segments[n]
         units.append(unit)
     return units
 
@@ -117,6 +126,6 @@ def digest_unit(unit: dict[str, np.ndarray]) -> bytes:
     """The digest of a unit's tokens, supervision and segments, 16 bytes."""
     content = xxhash.xxh3_128(unit["input_ids"].tobytes())
     content.update((unit["labels"] != IGNORED).tobytes())
-    for name in (*SEGMENTS, *NUMBERS):
+    for name in (*SEGMENTS, *(name for name in NUMBERS if name in unit)):
         content.update(unit[name].astype("<i4").tobytes() + b"\0")
     return content.digest()
