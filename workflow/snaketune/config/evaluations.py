@@ -94,6 +94,9 @@ class Evaluation(Model):
     kl_from: ModelReference | None = None
     """A model, such as the one before a training: how far responses to held-out prompts are from it is measured as the KL
     divergence of each token's distribution. Both models are loaded."""
+    teacher_of: Name | None = None
+    """An SFT run with `distill`: how often each model expects the same token as that run's teacher, and how far their
+    probabilities are apart, is measured on the held-out rows of the run, at its temperature."""
     samples: PositiveInt = 8
     """Sample responses per corpus that the report shows."""
     operation: EvaluationEngine = EvaluationEngine()

@@ -87,15 +87,21 @@ def _check_evaluation(key: str, evaluation: Evaluation, config: Workflow, varian
         section = "sft" if kind == "base" else kind
         check_known(f"{key}.models", name, getattr(config, section), section)
         check_length(key, packing, sft_of(config, kind, name), config)
+    if evaluation.teacher_of:
+        check_known(f"{key}.teacher_of", evaluation.teacher_of, config.sft, "sft")
+        if not config.sft[evaluation.teacher_of].distill:
+            raise SnaketuneError(
+                f"{key}.teacher_of: sft.{evaluation.teacher_of} has no distill; name a run that a teacher teaches"
+            )
     if evaluation.kl_from:
         check_known_model(f"{key}.kl_from", evaluation.kl_from, config, variants)
-        tokenizers = {
-            config.sft[sft_of(config, *model.split(":"))].tokenizer: model
-            for model in (*evaluation.every_model(variants), evaluation.kl_from)
-        }
+    taught = evaluation.teacher_of and f"sft:{evaluation.teacher_of}"
+    for name, other in (("kl_from", evaluation.kl_from), ("teacher_of", taught)):
+        models = (*evaluation.every_policy(variants), other) if other else ()
+        tokenizers = {config.sft[sft_of(config, *model.split(":"))].tokenizer: model for model in models}
         if len(tokenizers) > 1:
             used = ", ".join(f"{model} has {tokenizer}" for tokenizer, model in tokenizers.items())
-            raise SnaketuneError(f"{key}.kl_from: models with different tokenizers can't be compared: {used}")
+            raise SnaketuneError(f"{key}.{name}: models with different tokenizers can't be compared: {used}")
     if evaluation.judge:
         judge, models = evaluation.judge, [*evaluation.every_policy(variants)]
         if judge.against not in models:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from snaketune.engine.trainer import PackedTrainer
 
 # Names of metrics in the log, in the order of the line.
-SHOWN = ("loss", "accuracy", "margin", "kl")
+SHOWN = ("loss", "accuracy", "margin", "kl", "agreement")
 
 
 class Interrupted(Exception):

@@ -23,6 +23,8 @@ STAGE = Stage(
         "corpora": any_number("corpus"),
         "packs": any_number("pack"),
         "kl_from": any_number("sft", "dpo", "merge"),
+        "teacher": any_number("teacher"),
+        "taught_pack": any_number("pack"),
         "ref_logps": any_number("ref_logps", entries=("dtype", "kernel", "spec.frozen_weights", "spec.quantization")),
     },
     files=("base", "kl_base", "tasks", "task_data"),
@@ -51,12 +53,15 @@ def build(
     base_layers: Sequence[Artifact] = (),
     kl_from: Sequence[Artifact] = (),
     kl_base: Sequence[Path] = (),
+    teacher: Sequence[Artifact] = (),
+    taught_pack: Sequence[Artifact] = (),
 ) -> Outcome:
     """Fill `work.payload` with scores, responses, losses and log-probabilities; see `score_model`.
 
     Args:
         task_data: files outside the tasks' folder that tasks name; lm-eval reads them itself.
         kl_from, kl_base: the results and the base of the model from which the divergence is measured.
+        teacher, taught_pack: a teacher's tokens, and the rows that they belong to.
         operation: with the engine of responses.
     """
     if spec.rewards:
@@ -75,6 +80,7 @@ def build(
         ref_logps=ref_logps,
         base=base,
         kl_from=tuple(kl_from),
+        taught=(*teacher, *taught_pack),
         tasks=tasks,
         operation=operation,
     )

@@ -25,6 +25,7 @@ from snaketune.engine.model.attention import use_own_attention
 from snaketune.engine.model.devices import Compute, resolve_compute, use_threads
 from snaketune.engine.model.parameters import parameter_count
 from snaketune.errors import SnaketuneError
+from snaketune.evaluation.agreement import teacher_agreement
 from snaketune.evaluation.divergence import kl_of_responses, summarize_kl
 from snaketune.evaluation.exact_match import Prompt, choose_prompts, judge, summarize
 from snaketune.evaluation.held_out import (
@@ -50,6 +51,7 @@ from snaketune.stages.specs import EvalSpec
 from snaketune.tables import read_table, write_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.template import Refused
+from snaketune.training.reference.teacher_rows import open_teacher
 from snaketune.training.self_test_records import record_of_evaluation
 
 
@@ -64,6 +66,7 @@ def score_model(
     ref_logps: list[Artifact],
     base: list[Path],
     kl_from: tuple[Artifact, ...],
+    taught: tuple[Artifact, ...],
     tasks: list[Path],
     operation: Execution,
 ) -> Outcome:
@@ -73,6 +76,7 @@ def score_model(
         results: the evaluated result and its base layers; empty for a base model.
         packs: packs of `spec.conversations`, then of `spec.preferences`.
         kl_from: the results of the model from which the divergence is measured, if `spec.kl` says so.
+        taught: a teacher's tokens and the pack that they belong to, if `spec.teacher_temperature` is set.
         tasks: files of the tasks' folder; empty for tasks that lm-evaluation-harness ships.
         operation: with the engine of responses.
     """
@@ -128,12 +132,13 @@ def score_model(
                 f"eval.tasks: lm-evaluation-harness generates with the cache, and that of {loaded.config.model_type} gives "
                 "other logits than its forward; remove the tasks from this model's evaluation"
             )
-        held_out = [open_rows(pack, "held_out") for pack in packs]
+        tested = (*packs, *taught[1:])
+        held_out = [open_rows(pack, "held_out") for pack in tested]
         compute, about, run = choose_forward(
-            loaded, config, held_out, compute, record_of_evaluation(loaded.config, packs, work, compute)
+            loaded, config, held_out, compute, record_of_evaluation(loaded.config, tested, work, compute)
         )
         references = comparable_references(ref_logps, compute)
-        of_pairs = list(zip(held_out, packs, strict=True))[len(spec.conversations) :]
+        of_pairs = list(zip(held_out, packs))[len(spec.conversations) :]
         preferences = {
             name: held_out_preferences(loaded, rows, pack, compute, name, references)
             for name, (rows, pack) in zip(spec.preferences, of_pairs, strict=True)
@@ -145,6 +150,10 @@ def score_model(
             "conversations": {name: score for name, (score, _) in losses.items()},
             "preferences": {name: score for name, (score, _) in preferences.items()},
         }
+        if spec.teacher_temperature:
+            rows, temperature = held_out[-1], spec.teacher_temperature
+            rows.teacher = open_teacher(*taught, "held_out", rows, temperature)
+            scores["teachers"] = {"teacher": teacher_agreement(loaded, rows, temperature, compute, chat)}
         use_own_attention(loaded)
         if cache is None:
             engine = TransformersEngine(model=loaded, chat=chat, compute=compute, mode=mode, decoding=decoding)

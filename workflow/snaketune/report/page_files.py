@@ -28,6 +28,7 @@ from snaketune.report.data.races import races_of
 from snaketune.report.data.results import ResultSet, unique
 from snaketune.report.data.reward_models import reward_scores
 from snaketune.report.data.rounds import rounds_of
+from snaketune.report.data.teachers import teacher_comparisons
 from snaketune.report.data.sampled import sampled_tables, selections
 from snaketune.report.data.sampled import score_rows as scores_of_samples
 from snaketune.report.data.samples import Sample, answers_while_training, choose, dropped_examples, tokenized_rows
@@ -172,6 +173,7 @@ class Pages:
                 for name, models in results.evaluations.items()
             },
             "rewarded": reward_scores(results),
+            "compared_with_teacher": teacher_comparisons(results),
             "judged": judged_comparisons(results),
             "races": self.races,
             "rounds": self.rounds,

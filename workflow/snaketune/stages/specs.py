@@ -348,6 +348,7 @@ class EvalSpec(Model):
     judged: int  # prompts per corpus that have a response for a judge
     kl: bool = False  # whether the divergence from another model is measured
     kl_base: Pretrained | Scratch | None = None  # that model itself, or the base layers of its adapters, as `base`
+    teacher_temperature: float | None = None  # that of the job's teacher, with which the model is compared
     rewards: bool = False  # whether it is a reward model, of which preferences alone are evaluated
 
 

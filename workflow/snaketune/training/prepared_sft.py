@@ -26,8 +26,8 @@ def prepare_sft(
         rows = open_rows(pack, "train", run.operation.load_in_memory)
         held_out = open_rows(pack, "held_out", run.operation.load_in_memory, columns=sources_of)
         if teacher:
-            rows.teacher = open_teacher(teacher, pack, "train", rows, spec)
-            held_out.teacher = open_teacher(teacher, pack, "held_out", held_out, spec)
+            for split, of_split in (("train", rows), ("held_out", held_out)):
+                of_split.teacher = open_teacher(teacher, pack, split, of_split, spec.distill.temperature)
         prepared = PreparedTraining(trainer_class=SftTrainer, rows=rows, run=run, initial=initial, held_out=held_out)
         return prepared.with_kernel()
     # TRL takes a second to import.

@@ -77,7 +77,8 @@ class Measure:
 def measures(models: list[ScoredModel], where: str = "") -> list[Measure]:
     """All measures of one evaluation. `where` is a suffix for the names of corpora and tasks."""
     found = []
-    for section, kinds in (("conversations", _of_prompts), ("preferences", _of_pairs), ("tasks", _of_tasks)):
+    sections = {"conversations": _of_prompts, "teachers": _of_teacher, "preferences": _of_pairs, "tasks": _of_tasks}
+    for section, kinds in sections.items():
         entries = {scored.model: scored.scores.get(section) or {} for scored in models}
         by_task = {scored.model: scored.scores.get("task_intervals") or {} for scored in models}
         for on in unique(key for by_name in entries.values() for key in by_name):
@@ -116,6 +117,11 @@ def _of_prompts(entries: list[dict[str, Any]]) -> Iterator[Kind]:
         yield ("exact_match", "by_task", task, "share"), f"exact match: {clean(task)}", "share", 1
     yield ("exact_match", "mean_response_tokens"), "mean response length", "tokens", 0
     yield ("kl", "per_token"), "KL divergence of responses, per token", "nats", 0
+
+
+def _of_teacher(entries: list[dict[str, Any]]) -> Iterator[Kind]:
+    yield ("agreement",), "same most likely token", "share", 1
+    yield ("kl",), "KL divergence from it, per token", "nats", -1
 
 
 def _of_pairs(entries: list[dict[str, Any]]) -> Iterator[Kind]:

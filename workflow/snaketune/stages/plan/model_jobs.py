@@ -23,10 +23,12 @@ from snaketune.stages.plan.data_jobs import (
     cached,
     corpus_job,
     pack_job,
+    pack_of,
     tokenizer_job,
     trusts_remote_code,
 )
 from snaketune.stages.plan.dpo_jobs import dpo_job
+from snaketune.stages.plan.teacher_jobs import teacher_job
 from snaketune.stages.plan.training_jobs import reward_job, sft_job, start_of, weights_of
 from snaketune.stages.specs import EvalSpec, Kind, MergedModel, MergeSpec, RaceSpec, spec_from
 
@@ -85,12 +87,14 @@ def eval_job(context: Context, evaluation_name: str, evaluation: Evaluation, mod
     sft, rewards = config.sft[trained], model.startswith("reward:")
     if rewards:
         # It writes no text.
-        evaluation = evaluation.model_copy(update={"conversations": (), "tasks": None, "judge": None, "kl_from": None})
+        text = {"conversations": (), "tasks": None, "judge": None, "kl_from": None, "teacher_of": None}
+        evaluation = evaluation.model_copy(update=text)
     # None: tasks that lm-evaluation-harness ships.
     folder = evaluation.tasks.folder if evaluation.tasks else None
     tasks = task_files(folder) if folder else TaskFiles((), ())
     kl_from = evaluation.kl_from if evaluation.kl_from != model else None
     start = named_model(context, kl_from)[1] if kl_from else Weights()
+    taught = config.sft[evaluation.teacher_of] if evaluation.teacher_of else None
     packs: list[tuple[Kind, str]] = [
         *(("sft", corpus) for corpus in evaluation.conversations),
         *(("preference", corpus) for corpus in evaluation.preferences),
@@ -107,6 +111,7 @@ def eval_job(context: Context, evaluation_name: str, evaluation: Evaluation, mod
             judged=evaluation.judge.prompts if evaluation.judge else 0,
             kl=kl_from is not None,
             kl_base=start.base,
+            teacher_temperature=taught.distill.temperature if taught and taught.distill else None,
             rewards=rewards,
         ),
         weights.artifacts
@@ -116,6 +121,8 @@ def eval_job(context: Context, evaluation_name: str, evaluation: Evaluation, mod
             "packs": tuple(pack_job(context, of, corpus, sft.tokenizer, evaluation.packing) for of, corpus in packs),
             "ref_logps": references,
             "kl_from": start.results,
+            "teacher": (teacher_job(context, taught),) if taught else (),
+            "taught_pack": (pack_of(context, taught),) if taught else (),
         },
         files={"base": weights.files, "kl_base": start.files, "tasks": tasks.inside, "task_data": tasks.outside},
         operation=spec_from(Execution, evaluation.operation, gpus=sft.operation.gpus and 1),

@@ -29,7 +29,7 @@ from snaketune.stages.cache.row_store import RowStore
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.findings import report_findings
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.specs import SftSpec, TeacherPassSpec, TeacherSpec
+from snaketune.stages.specs import TeacherPassSpec, TeacherSpec
 from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.autotune.machine_check import library_findings
@@ -194,15 +194,14 @@ def gather_teacher(
     return Outcome(counts={"tokens": counts}, about=about | {"losses": losses, "rows": rows}, run={"parts": len(parts)})
 
 
-def open_teacher(teacher: Artifact, pack: Artifact, split: str, rows: PackedRows, spec: SftSpec) -> TeacherRows:
+def open_teacher(teacher: Artifact, pack: Artifact, split: str, rows: PackedRows, temperature: float) -> TeacherRows:
     """The teacher's tokens for the rows of a split. SnaketuneError: they are of other rows, or at another temperature."""
     manifest = teacher.provenance
     found, expected = manifest["inputs"]["pack"], [pack.content]
     opened = TeacherRows(teacher.file(f"{split}.arrow"), manifest["k"])
-    assert spec.distill
-    if found != expected or len(opened) != len(rows) or manifest["temperature"] != spec.distill.temperature:
+    if found != expected or len(opened) != len(rows) or manifest["temperature"] != temperature:
         raise SnaketuneError(
-            f"{teacher.manifest_path} isn't of the rows of {pack.manifest_path} at temperature {spec.distill.temperature}; "
+            f"{teacher.manifest_path} isn't of the rows of {pack.manifest_path} at temperature {temperature}; "
             f"rebuild it with: {rebuild_command(teacher.manifest_path)}"
         )
     return opened

@@ -1,0 +1,106 @@
+"""How often a model and a teacher expect the same token, how far their probabilities are apart, and at which tokens they part:
+on held-out rows for which the teacher's most likely tokens are stored."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from snaketune.engine.distillation import agreement
+from snaketune.engine.model.devices import Compute
+from snaketune.engine.model.forward import packed_values
+from snaketune.engine.model.logprobs import AutoBatch
+from snaketune.engine.packing.rows import PackedRows
+from snaketune.engine.sft import SftTrainer
+from snaketune.evaluation.score_intervals import per_token, per_token_interval
+from snaketune.progress import progress
+from snaketune.tokenization.chat import ChatTokenizer
+
+# Pairs of tokens that are reported, and the tokens before an example.
+PARTING, CONTEXT = 20, 16
+
+
+@dataclass
+class Parting:
+    """Where a teacher expects one token and the model another: how often, the summed divergence, and the tokens before it where
+    that is largest."""
+
+    count: int = 0
+    nats: float = 0.0
+    largest: float = -1.0
+    before: list[int] = field(default_factory=list)
+
+
+@torch.no_grad()
+def teacher_agreement(
+    model: torch.nn.Module, rows: PackedRows, temperature: float, compute: Compute, chat: ChatTokenizer
+) -> dict[str, Any]:
+    """Share of the supervised tokens with the same most likely token, and the mean divergence D(teacher ‖ model) in nats, with
+    95% intervals over documents; and the pairs of different tokens with the largest summed divergence. Args: rows: with the
+    teacher's columns."""
+    agreed: list[float] = []
+    nats: list[float] = []
+    tokens: list[int] = []
+    parting: dict[tuple[int, int], Parting] = {}
+    for batch in _batches(rows, compute):
+        with compute.autocast():
+            _, values_U = packed_values(model, batch, agreement(temperature, batch))
+        token_N, kl_N = (values.index_select(0, batch["source_rows"]).cpu() for values in values_U)
+        teacher_N = batch["teacher_ids"].index_select(0, batch["source_rows"])[:, 0].cpu()
+        layout = batch["segments"].layout
+        tree_D = torch.from_numpy(layout.trees[layout.documents])
+        document_N = tree_D[batch["target_documents"].cpu()]
+        for document in document_N.unique().tolist():
+            of_document = document_N == document
+            agreed.append(float((token_N == teacher_N)[of_document].sum()))
+            nats.append(float(kl_N[of_document].double().sum()))
+            tokens.append(int(of_document.sum()))
+        _add_parting(parting, batch, token_N, teacher_N, kl_N)
+    if not tokens:
+        return {"agreement": None, "kl": None, "tokens": 0, "parting": []}
+    largest = sorted(parting.items(), key=lambda pair: (-pair[1].nats, pair[0]))[:PARTING]
+    return {
+        "agreement": round(per_token(agreed, tokens)[0], 5),
+        "agreement_interval": per_token_interval(agreed, tokens),
+        "kl": round(per_token(nats, tokens)[0], 5),
+        "kl_interval": per_token_interval(nats, tokens),
+        "tokens": sum(tokens),
+        "parting": [
+            {
+                "teacher": chat.text([teacher]),
+                "model": chat.text([token]),
+                "count": found.count,
+                "nats": round(found.nats, 3),
+                "after": chat.text(found.before),
+            }
+            for (teacher, token), found in largest
+        ],
+    }
+
+
+def _batches(rows: PackedRows, compute: Compute) -> Iterator[Any]:
+    size = AutoBatch(rows.row_length, compute.device).rows
+    for begin in progress(range(0, len(rows), size), "agreement with the teacher", "batches", -(-len(rows) // size)):
+        chosen = [rows[number] for number in range(begin, min(begin + size, len(rows)))]
+        yield SftTrainer.collate(chosen, compute.kernel, rows.longest[0]).to(compute.device)
+
+
+def _add_parting(
+    parting: dict[tuple[int, int], Parting],
+    batch: Any,
+    token_N: torch.Tensor,
+    teacher_N: torch.Tensor,
+    kl_N: torch.Tensor,
+) -> None:
+    ids_T, positions_T = batch["input_ids"][0].cpu(), batch["segments"].positions_T.cpu()
+    source_N = batch["sources"].index_select(0, batch["source_rows"]).cpu()
+    for n in (token_N != teacher_N).nonzero()[:, 0].tolist():
+        found = parting.setdefault((int(teacher_N[n]), int(token_N[n])), Parting())
+        found.count += 1
+        found.nats += float(kl_N[n])
+        if kl_N[n] > found.largest:
+            # Positions restart with each document.
+            end = int(source_N[n]) + 1
+            begin = end - min(CONTEXT, int(positions_T[end - 1]) + 1)
+            found.largest, found.before = float(kl_N[n]), ids_T[begin:end].tolist()
