@@ -25,6 +25,8 @@ LOADING = {
     "prompts",
     "ref_logps",
     "ref_pass",
+    "teacher",
+    "teacher_pass",
     "sample",
 }
 OPTIMIZED = {*TRAININGS, "preflight"}

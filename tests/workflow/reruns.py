@@ -581,3 +581,27 @@ REFUSED |= {
     "reward.training.neftune_noise_alpha",
     "reward.lora.merge",
 }
+# A teacher: an equal run teaches the one of the micro config.
+TAUGHT = {"sft.big": "=sft.run", "teacher.big": {"model": "sft:big"}, "sft.run.distill": {"teacher": "big"}}
+TEACHER = {"teacher"} | SFT
+TABLE["teacher.model"] = TABLE["sft.distill.teacher"] = (TAUGHT, TEACHER)
+SINGLE["teacher.model"] = (TAUGHT | {"sft.large": "=sft.big"}, {"teacher.big.model": "sft:large"}, set())
+SINGLE["sft.distill.teacher"] = (TAUGHT | {"teacher.other": "=teacher.big"}, {"sft.run.distill.teacher": "other"}, set())
+for key, value in {"k": 8, "precision": "bfloat16"}.items():
+    TABLE[f"teacher.{key}"] = (TAUGHT | {f"teacher.big.{key}": value}, TEACHER)
+    SINGLE[f"teacher.{key}"] = (TAUGHT, {f"teacher.big.{key}": value}, {"teacher"})
+for key, value in {"type": "fp4", "double": False}.items():
+    TABLE[f"teacher.quantization.{key}"] = (TAUGHT | {"teacher.big.quantization": {key: value}}, TEACHER)
+    SINGLE[f"teacher.quantization.{key}"] = (
+        TAUGHT | {"teacher.big.quantization": {}}, {f"teacher.big.quantization.{key}": value}, {"teacher"}
+    )  # fmt: skip
+for key, value in {"gpus": 0, "allow_cpu": True, "parts": 2}.items():
+    parts = {"teacher_pass"} if key == "parts" else set()
+    TABLE[f"teacher.operation.{key}"] = (TAUGHT | {"teacher.big.operation": {key: value}}, TEACHER | parts)
+    SINGLE[f"teacher.operation.{key}"] = (TAUGHT, {f"teacher.big.operation.{key}": value}, set())
+for key, value in {"weight": 0.9, "temperature": 2.0, "loss": "jsd"}.items():
+    TABLE[f"sft.distill.{key}"] = (TAUGHT | {f"sft.run.distill.{key}": value}, TEACHER)
+    counted = {"sft", "teacher"} if key == "temperature" else {"sft"}
+    SINGLE[f"sft.distill.{key}"] = (TAUGHT, {f"sft.run.distill.{key}": value}, counted)
+TABLE["eval.teacher_of"] = (TAUGHT | {"eval.both.teacher_of": "run"}, TEACHER)
+SINGLE["eval.teacher_of"] = (TAUGHT, {"eval.both.teacher_of": "run"}, {"eval"})

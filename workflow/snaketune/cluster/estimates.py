@@ -117,6 +117,8 @@ class Estimates:
         result = cost.disk_per_parameter * saved
         if isinstance(cost, Cost):
             result += cost.disk_per_text * self._text(job) / getattr(job.spec, "parts", 1)
+        elif cost.disk_per_stored_token:
+            result += cost.disk_per_stored_token * self._tokens(job) * job.spec.k / getattr(job.spec, "parts", 1)
         if not (training and cost.disk_per_parameter):
             return result, 0.0
         return result, (2 * CHECKPOINT + (2 * WEIGHTS if training.selects else 0)) * trained
@@ -144,6 +146,11 @@ class Estimates:
             minutes = max(MARGIN_MINUTES + 1.5 * seconds / 60, minutes)
         return threads, 100 * math.ceil((mem_mb + AROUND_MB) / 100), math.ceil(minutes)
 
+    def _tokens(self, job: Job) -> float:
+        """The tokens of a job's packs."""
+        packs = (pack for role in ("pack", "packs") for pack in job.artifacts.get(role, ()))
+        return sum(_tokens_in(pack) or self._text(pack) / BYTES_PER_TOKEN for pack in packs)
+
     def _reading(self, job: Job, cost: Cost) -> tuple[int, float, float]:
         """The threads, the memory in MB and the minutes of a job that reads files."""
         text = self._text(job) / getattr(job.spec, "parts", 1) / GB
@@ -163,9 +170,7 @@ class Estimates:
         if cost.flops:
             training = getattr(job.spec, "training", None)
             rate = rate or FLOPS * job.operation.processes / (cost.flops * parameters)
-            packs = (pack for role in ("pack", "packs") for pack in job.artifacts.get(role, ()))
-            tokens = sum(_tokens_in(pack) or self._text(pack) / BYTES_PER_TOKEN for pack in packs)
-            seconds = (training.epochs if training else 1) * tokens / rate / getattr(job.spec, "parts", 1)
+            seconds = (training.epochs if training else 1) * self._tokens(job) / rate / getattr(job.spec, "parts", 1)
         decoding = getattr(job.spec, "decoding", None)
         new_tokens = decoding.max_new_tokens if decoding else getattr(job.spec, "max_new_tokens", 0)
         seconds += self._responses(job) * new_tokens / (measured_generation or GENERATED_PER_SECOND)

@@ -28,10 +28,10 @@ from snaketune.report.data.races import races_of
 from snaketune.report.data.results import ResultSet, unique
 from snaketune.report.data.reward_models import reward_scores
 from snaketune.report.data.rounds import rounds_of
-from snaketune.report.data.teachers import teacher_comparisons
 from snaketune.report.data.sampled import sampled_tables, selections
 from snaketune.report.data.sampled import score_rows as scores_of_samples
 from snaketune.report.data.samples import Sample, answers_while_training, choose, dropped_examples, tokenized_rows
+from snaketune.report.data.teachers import teacher_comparisons
 from snaketune.report.data.win_rates import judged_comparisons
 from snaketune.report.html import render
 from snaketune.report.judge.ending import ending

@@ -70,6 +70,7 @@ class ModelCost:
     # Per parameter and token: 2 for a forward pass, 6 for forward and backward, 0 if time doesn't depend on tokens.
     flops: int
     disk_per_parameter: int = 0  # bytes of the result
+    disk_per_stored_token: int = 0  # bytes per token of its pack, and per token that is stored for it (`k` of its spec)
 
 
 @dataclass(frozen=True, kw_only=True)

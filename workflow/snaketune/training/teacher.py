@@ -26,7 +26,8 @@ STAGE = Stage(
     libraries=libraries.of_reference,
     operation=(*PASS, "parts"),
     takes_operation=True,
-    cost=ModelCost(flops=2),
+    # 6 bytes in the result, and as many in the store of rows.
+    cost=ModelCost(flops=2, disk_per_stored_token=12),
     group="models",
     in_report=True,
 )

@@ -24,7 +24,8 @@ STAGE = Stage(
     files=("base",),
     libraries=libraries.of_reference,
     operation=PASS,
-    cost=ModelCost(flops=2),
+    # 6 bytes in the result, and as many in the store of rows.
+    cost=ModelCost(flops=2, disk_per_stored_token=12),
     group="models",
     array=True,
 )
