@@ -47,7 +47,8 @@ COMPUTING = {
     "config.losses": PREFERENCES,  # weights of losses, what they need, thresholds
     "config.model_files": {*LOADING, "tokenizer"},  # which files of a model are loaded
     "config.operation": {*LOADING - {"merge", "prompts", "rate"}, "bottleneck"},  # the number of processes
-    "config.optimizers": {*OPTIMIZED, "ref_logps", "ref_pass"},  # states of optimizers, for estimates of memory
+    # States of optimizers, for estimates of memory.
+    "config.optimizers": {*OPTIMIZED, "ref_logps", "ref_pass", "teacher", "teacher_pass"},
     "engine.preference_settings": {"card"},  # what losses need
     "config.packing": {"pack"},  # the lengths of rows
     "config.score_names": {"report"},  # which scores are rewards

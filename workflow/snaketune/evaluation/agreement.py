@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from snaketune.engine.distillation import agreement
+from snaketune.engine.distillation import agreement, collate_teacher
+from snaketune.engine.model.batches import collate
 from snaketune.engine.model.devices import Compute
 from snaketune.engine.model.forward import packed_values
 from snaketune.engine.model.logprobs import AutoBatch
 from snaketune.engine.packing.rows import PackedRows
-from snaketune.engine.sft import SftTrainer
 from snaketune.evaluation.score_intervals import per_token, per_token_interval
 from snaketune.progress import progress
 from snaketune.tokenization.chat import ChatTokenizer
@@ -83,7 +83,8 @@ def _batches(rows: PackedRows, compute: Compute) -> Iterator[Any]:
     size = AutoBatch(rows.row_length, compute.device).rows
     for begin in progress(range(0, len(rows), size), "agreement with the teacher", "batches", -(-len(rows) // size)):
         chosen = [rows[number] for number in range(begin, min(begin + size, len(rows)))]
-        yield SftTrainer.collate(chosen, compute.kernel, rows.longest[0]).to(compute.device)
+        batch = collate(chosen, compute.kernel, rows.longest[0])
+        yield (batch | collate_teacher(chosen, batch)).to(compute.device)
 
 
 def _add_parting(

@@ -51,7 +51,7 @@ from snaketune.stages.specs import EvalSpec
 from snaketune.tables import read_table, write_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.template import Refused
-from snaketune.training.reference.teacher_rows import open_teacher
+from snaketune.training.reference.teacher_file import open_teacher
 from snaketune.training.self_test_records import record_of_evaluation
 
 

@@ -6,7 +6,7 @@ from snaketune.engine.sft import SftTrainer
 from snaketune.models.adapter_stack import AdapterStack
 from snaketune.packing.reader import open_rows, sources_of
 from snaketune.training.prepared import PreparedTraining, TrainingRun
-from snaketune.training.reference.teacher_rows import open_teacher
+from snaketune.training.reference.teacher_file import open_teacher
 
 
 def prepare_sft(

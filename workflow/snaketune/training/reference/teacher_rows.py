@@ -12,14 +12,13 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from snaketune.artifacts.manifest import Artifact, rebuild_command
+from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base_models import Pretrained
 from snaketune.config.operation import Execution
-from snaketune.engine.distillation import SCHEMA, TeacherRows, most_likely
+from snaketune.engine.distillation import SCHEMA, most_likely
 from snaketune.engine.model.devices import Compute, resolve_compute
 from snaketune.engine.model.logprobs import losses_of_rows
 from snaketune.engine.model.machine import inspect_machine
-from snaketune.engine.packing.rows import PackedRows
 from snaketune.engine.packing.shards import SPLITS
 from snaketune.engine.packing.units import Unit, find_units
 from snaketune.errors import SnaketuneError
@@ -178,7 +177,10 @@ def gather_teacher(
         expected = len(open_rows(pack, split))
         if (found := sum(map(len, tables))) != expected:
             raise SnaketuneError(f"{operation.parts}: {found} of {expected} rows are in the parts; rebuild them")
-        _write(work, split, tables)
+        # In the batches that one job writes.
+        whole = pa.concat_tables([SCHEMA.empty_table(), *tables])
+        batches = range(0, len(whole), ROWS_PER_BATCH)
+        _write(work, split, (whole.slice(begin, ROWS_PER_BATCH).combine_chunks() for begin in batches))
     about = {key: numbered[0].manifest[key] for key in ("dtype", "kernel", "self_test", "k", "temperature")}
     counts = {split: sum(part.manifest["counts"]["tokens"][split] for part in parts) for split in SPLITS}
     losses = {
@@ -192,16 +194,3 @@ def gather_teacher(
     }
     rows = sorted({key for part in parts for key in part.manifest["rows"]})
     return Outcome(counts={"tokens": counts}, about=about | {"losses": losses, "rows": rows}, run={"parts": len(parts)})
-
-
-def open_teacher(teacher: Artifact, pack: Artifact, split: str, rows: PackedRows, temperature: float) -> TeacherRows:
-    """The teacher's tokens for the rows of a split. SnaketuneError: they are of other rows, or at another temperature."""
-    manifest = teacher.provenance
-    found, expected = manifest["inputs"]["pack"], [pack.content]
-    opened = TeacherRows(teacher.file(f"{split}.arrow"), manifest["k"])
-    if found != expected or len(opened) != len(rows) or manifest["temperature"] != temperature:
-        raise SnaketuneError(
-            f"{teacher.manifest_path} isn't of the rows of {pack.manifest_path} at temperature {temperature}; "
-            f"rebuild it with: {rebuild_command(teacher.manifest_path)}"
-        )
-    return opened

@@ -1,0 +1,106 @@
+"""`teacher:`, `sft.NAME.distill` and `eval.NAME.teacher_of`."""
+
+from copy import deepcopy
+
+import pytest
+
+from snaketune.config.load import load
+from snaketune.errors import SnaketuneError
+from snaketune.stages.graph import JobGraph
+from tests.stages.plan.large import made_from
+
+from .edits import put
+
+
+@pytest.fixture
+def taught(raw):
+    """The default config with a larger run that teaches another one."""
+    raw["sft"]["large"] = deepcopy(raw["sft"]["demo"])
+    raw["sft"]["small"] = deepcopy(raw["sft"]["demo"]) | {"distill": {"teacher": "large"}}
+    raw["teacher"] = {"large": {"model": "sft:large"}}
+    raw["eval"]["demo"]["models"] += ["base:small", "sft:small"]
+    raw["eval"]["demo"]["teacher_of"] = "small"
+    return raw
+
+
+def _jobs(raw):
+    return {job.key: job for job in JobGraph(*load(raw)).jobs.values()}
+
+
+def test_runs_share_the_tokens_of_a_teacher_for_one_pack_and_temperature(taught):
+    taught["sft"]["other"] = taught["sft"]["small"] | {"distill": {"teacher": "large", "weight": 0.9, "loss": "jsd"}}
+    taught["sft"]["warm"] = taught["sft"]["small"] | {"distill": {"teacher": "large", "temperature": 2.0}}
+    taught["sft"]["long"] = taught["sft"]["small"] | {"packing": {"length": 256}}
+    jobs = _jobs(taught)
+    teachers = {name: made_from(jobs[f"sft/{name}"])["teacher"] for name in ("small", "other", "warm", "long")}
+    assert teachers["small"] == teachers["other"]
+    assert len({of for (of,) in teachers.values()}) == 3
+    (job,) = (jobs[key] for key in teachers["small"])
+    assert made_from(job)["model"] == ["sft/large"] and made_from(job)["tokenizer"] == ["tokenizer/demo"]
+    # All models are compared on the rows that the teacher went over.
+    for model in ("base-demo", "sft-small", "dpo-demo"):
+        evaluated = made_from(jobs[f"eval/demo/{model}"])
+        assert evaluated["teacher"] == [job.key] and evaluated["taught_pack"] == made_from(job)["pack"]
+
+
+def test_a_teacher_in_parts_and_one_from_outside(taught):
+    taught["teacher"]["large"] = {"model": {"path": "owner/name"}, "operation": {"parts": 3}}
+    taught["sft"]["small"]["base"] = {"path": "owner/small"}
+    taught["tokenizers"]["theirs"] = {"adopt": "owner/small"}
+    taught["sft"]["small"]["tokenizer"] = "theirs"
+    taught["eval"]["demo"]["models"] = ["sft:small"]
+    taught["eval"]["demo"]["preferences"] = []
+    jobs = _jobs(taught)
+    parts = [job for job in jobs.values() if job.stage == "teacher_pass"]
+    (whole,) = (job for job in jobs.values() if job.stage == "teacher")
+    assert [job.spec.part for job in parts] == [1, 2, 3] and set(parts) <= set(whole.after)
+    assert whole.spec.base.path == "owner/name" and whole.artifacts["model"] == ()
+
+
+def test_in_rounds_the_teacher_goes_over_the_answers_of_each_round(taught):
+    taught["corpora"]["demo-chat"]["answer_pattern"] = "Answer: (.*)"
+    taught["sft"]["own"] = {
+        "use_base": "sft:small",
+        "corpus": "demo-chat",
+        "tokenizer": "demo",
+        "rounds": 2,
+        "distill": {"teacher": "large", "weight": 1.0, "loss": "reverse_kl"},
+        "sample": {
+            "prompts": {"corpora": ["demo-chat"], "limit": 100},
+            "responses": 2,
+            "generation": {"temperature": 1.0},
+        },
+        "score": {"by": {"answer": {"pattern": "Answer: ([^\\n]*)"}}},
+        "rows": {"rule": "all"},
+        "training": {"learning_rate": 1e-3},
+    }
+    jobs = _jobs(taught)
+    for number in (1, 2):
+        (teacher,) = made_from(jobs[f"sft/own-{number}"])["teacher"]
+        (pack,) = made_from(jobs[teacher])["pack"]
+        assert f"own-{number}" in pack and made_from(jobs[teacher])["model"] == ["sft/large"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("sft.small.distill.teacher", "larg", "sft.small.distill.teacher: there is no 'larg' .*large"),
+        ("sft.small.loss", "dft", "distill is for packed rows and loss nll; found loss dft"),
+        ("sft.small.packing", {"strategy": "none"}, "found packing.strategy none"),
+        ("teacher.large.model", "sft:larg", "teacher.large.model: there is no 'larg'"),
+        (
+            "teacher.large.model",
+            "sft:small",
+            "sft:small is trained from sft:small, which is distilled from large itself",
+        ),
+        ("sft.large.distill", {"teacher": "large"}, "which is distilled from large itself"),
+        ("eval.demo.teacher_of", "large", "eval.demo.teacher_of: sft.large has no distill"),
+        ("eval.demo.teacher_of", "smal", "eval.demo.teacher_of: there is no 'smal'"),
+        ("teacher.large.k", 0, "teacher.large.k"),
+        ("sft.small.distill.weight", 0, "sft.small.distill.weight"),
+    ],
+)
+def test_what_cannot_be_distilled_is_refused_by_its_key(taught, key, value, message):
+    put(taught, key, value)
+    with pytest.raises(SnaketuneError, match=message):
+        load(taught)
