@@ -360,6 +360,7 @@ def estimate(
     quantization: Quantization | None = None,
     checkpointing: bool = False,
     summed: bool = True,
+    distilled: bool = False,
     accumulation: int = 1,
     averaged: bool = False,
     processes: int = 1,
@@ -370,6 +371,7 @@ def estimate(
 
     Args:
         summed: whether the loss is a sum over tokens, as in SFT, or one value per token, as in DPO.
+        distilled: whether a teacher takes part in the loss.
         accumulation: micro-batches per step on one process.
         averaged: whether a copy of the trained weights averages them.
         already_used: bytes that the process uses before anything is loaded.
@@ -391,7 +393,7 @@ def estimate(
                 # Autocast's casts are saved for the backward pass with replicated weights, and not with gathered ones.
                 forward -= compute.dtype.itemsize * sum(weight.numel for weight in trained if weight.linear)
         buckets = gradients if processes > 1 and sharing == "ddp" else 0
-        in_head, after_head = _head_bytes(model.head, compute, tokens, saved.hidden, summed)
+        in_head, after_head = _head_bytes(model.head, compute, tokens, saved.hidden, summed, distilled)
         step = gathered + buckets
         step += max(
             accumulated + forward + in_head,
@@ -437,18 +439,20 @@ def _state_bytes(weight: Weight, optimizer: str) -> float:
 
 
 def _head_bytes(
-    head: torch.nn.Module, compute: Compute, tokens: int, hidden_bytes: int, summed: bool
+    head: torch.nn.Module, compute: Compute, tokens: int, hidden_bytes: int, summed: bool, distilled: bool
 ) -> tuple[int, int]:
     """Return the head's bytes at its peak, and those that remain until the decoder's backward pass, if every token is
     supervised."""
     size, float32 = compute.dtype.itemsize, compute.dtype == torch.float32
     (vocabulary, width), numel, hidden = head.weight.shape, head.weight.numel(), tokens * hidden_bytes
-    if type(head) is not torch.nn.Linear or head.bias is not None:
-        # Logits and their float32 copies, log-softmax, and the gradients of all these.
-        saved = min(tokens, max(SAVED_LOGITS // vocabulary, MIN_CHUNK_ROWS)) * vocabulary
-        return hidden + saved * (3 * FLOAT32 if float32 else 2 * size + 3 * FLOAT32), 2 * hidden
     trained = head.weight.requires_grad
     gradient = FLOAT32 * numel if trained else 0
+    if distilled or type(head) is not torch.nn.Linear or head.bias is not None:
+        # Logits and their float32 copies, log-softmax, and the gradients of all these; with a teacher also those divided by the
+        # temperature, those without its tokens, and their gradients.
+        copies = (3 if float32 else 3 + 2 * size / FLOAT32) + (4 if distilled else 0)
+        saved = min(tokens, max(SAVED_LOGITS // vocabulary, MIN_CHUNK_ROWS)) * vocabulary
+        return hidden + round(saved * copies * FLOAT32), 2 * hidden
     cast = 0 if float32 else size * (numel * (2 if trained else 1) + tokens * width)
     chunk = min(tokens, max(CHUNK_LOGITS.get(compute.device.type, CHUNK_LOGITS["other"]) // vocabulary, MIN_CHUNK_ROWS))
     logits = chunk * vocabulary * (FLOAT32 if float32 else FLOAT32 + 2 * size)

@@ -329,13 +329,17 @@ def _run_spec(config: Workflow, key: str, run: Run, pack: int, earlier: tuple[Ea
     """The settings of a run that preflight checks. Args: key: of the config; pack: its index in the job's packs."""
     learning = Learning(**run.training.model_dump(include=CHECKED_LEARNING), schedule="constant")
     loss = run.loss if isinstance(run, Sft) else "nll"
+    # Whether there is a teacher, not how it takes part.
+    distill = DistillLoss() if isinstance(run, Sft) and run.distill else None
     return spec_from(
         PreflightRun,
         run.training,
         run.operation,
         key=key,
         kind=kind_of(run),
-        run=spec_from(SftSpec, run, base=None, training=learning, lora=lora_of(config, run), loss=loss, distill=None),
+        run=spec_from(
+            SftSpec, run, base=None, training=learning, lora=lora_of(config, run), loss=loss, distill=distill
+        ),
         reference=run.reference if isinstance(run, Dpo) and isinstance(run.reference, Pretrained) else None,
         pack=pack,
         earlier=earlier,

@@ -99,6 +99,7 @@ def check_machine(
         # Of offloaded activations, about as much is on the device at a time as of recomputed ones.
         checkpointing=operation.gradient_checkpointing is True or (operation.activation_offloading and not on_cpu),
         summed=summed,
+        distilled=bool(getattr(spec, "distill", None)),
         accumulation=max(1, spec.training.batch_rows // (micro_batch * processes)),
         averaged=spec.training.average is not None,
         processes=processes,
