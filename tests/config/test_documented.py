@@ -23,6 +23,7 @@ from snaketune.config import (
     sampling,
     scoring,
     tokenizers,
+    teachers,
     tracking,
     training_runs,
     workflow,
@@ -55,6 +56,7 @@ def models() -> set[str]:
             generation,
             sampling,
             scoring,
+            teachers,
             tracking,
             workflow,
         )

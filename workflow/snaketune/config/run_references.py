@@ -76,10 +76,10 @@ def check_teacher(name: str, config: Workflow, variants: Variants) -> None:
                 f"teacher.{name}.model: {model} is trained from {current}, which is distilled from {name} itself; name another "
                 "model"
             )
-        teacher = config.teacher.get(distill.teacher) if distill else None
-        waiting += [
-            before for before in (run.start, teacher and teacher.model) if before and not isinstance(before, Pretrained)
-        ]
+        above: list[str | Pretrained | None] = [run.start]
+        if distill and distill.teacher in config.teacher:
+            above.append(config.teacher[distill.teacher].model)
+        waiting += [before for before in above if isinstance(before, str)]
 
 
 def check_dpo(key: str, run: Dpo, config: Workflow) -> None:

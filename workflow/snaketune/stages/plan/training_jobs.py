@@ -58,9 +58,9 @@ def sft_job(context: Context, name: str) -> Job:
     from snaketune.stages.plan.teacher_jobs import teacher_job
 
     run = context.config.sft[name]
-    inputs = {"tokenizer": (tokenizer_job(context, run.tokenizer),)}
-    inputs["teacher"] = (teacher_job(context, run),) if run.distill else ()
-    return context.add(training_job(context, "sft", name, name, run, **inputs))
+    tokenizer = tokenizer_job(context, run.tokenizer)
+    teacher = (teacher_job(context, run),) if run.distill else ()
+    return context.add(training_job(context, "sft", name, name, run, tokenizer=(tokenizer,), teacher=teacher))
 
 
 @cached
