@@ -16,7 +16,7 @@ from snaketune.engine.distillation import (
     most_likely,
     outcomes,
 )
-from snaketune.tables import write_table
+from snaketune.tables import read_table, write_table
 
 LOSSES = ("forward_kl", "reverse_kl", "jsd")
 
@@ -111,7 +111,7 @@ def test_rows_are_read_as_they_were_written(tmp_path):
     columns = [[block.ravel() for block in blocks] for blocks in (ids, logps)]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
     write_table(tmp_path / "train.arrow", pa.table(arrays, schema=SCHEMA), rows_per_batch=2)
-    rows = TeacherRows(tmp_path / "train.arrow", 3)
+    rows = TeacherRows(read_table(tmp_path / "train.arrow").to_batches(), 3)
     assert len(rows) == 3 and rows.blank()["teacher_logps"].shape == (0, 4)
     for number in range(3):
         row = rows.of_row(number)

@@ -22,6 +22,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.evaluation.agreement import teacher_agreement
 from snaketune.packing.reader import open_rows
 from snaketune.stages.specs import TeacherPassSpec, TeacherSpec
+from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training import teacher, teacher_pass
 from snaketune.training.pipeline import make_trainer
@@ -102,7 +103,9 @@ def test_every_supervised_token_has_the_teachers_most_likely_tokens(tmp_path, to
     loaded, checked, losses = tiny_of(model), 0, []
     for split in ("train", "held_out"):
         rows = open_rows(pack, split)
-        rows.teacher = TeacherRows(tmp_path / f"work/teacher/one/payload.partial/{split}.arrow", K)
+        rows.teacher = TeacherRows(
+            read_table(tmp_path / f"work/teacher/one/payload.partial/{split}.arrow").to_batches(), K
+        )
         for row in rows:
             expected = []
             for ids, inner in supervised(row):
@@ -136,7 +139,7 @@ def test_the_tokens_of_trees_are_those_of_their_sequences(tmp_path, reasoning_to
     taught(tmp_path / "work", pack, model, reasoning_tokenizer)
     rows, loaded, checked = open_rows(pack, "train"), tiny_of(model), 0
     assert rows.has_prefixes
-    rows.teacher = TeacherRows(tmp_path / "work/teacher/one/payload.partial/train.arrow", K)
+    rows.teacher = TeacherRows(read_table(tmp_path / "work/teacher/one/payload.partial/train.arrow").to_batches(), K)
     for row in rows:
         by_position, layout = {}, layout_of([row])
         for positions, _ in layout.sequences():

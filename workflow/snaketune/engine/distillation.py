@@ -14,7 +14,6 @@ Shapes: C positions of a chunk, U positions, V vocabulary, k tokens, O = k + 1 o
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +22,6 @@ import torch
 
 from snaketune.engine.model.chunked_head import OfLogits
 from snaketune.engine.model.forward import packed_values
-from snaketune.tables import read_table
 
 DivergenceName = Literal["forward_kl", "reverse_kl", "jsd"]
 # Log-probability of what is impossible, so that differences of logarithms are finite.
@@ -61,9 +59,9 @@ class TeacherRows:
         k: tokens per supervised token.
     """
 
-    def __init__(self, path: Path, k: int):
-        self.k = k
-        self._batches = read_table(path).to_batches()
+    def __init__(self, batches: Sequence[pa.RecordBatch], k: int):
+        """Args: batches: of SCHEMA."""
+        self.k, self._batches = k, batches
         self._offsets = np.cumsum([0, *map(len, self._batches)])
 
     def __len__(self) -> int:
