@@ -63,7 +63,8 @@ def teacher_agreement(
     return {
         "agreement": round(per_token(agreed, tokens)[0], 5),
         "agreement_interval": per_token_interval(agreed, tokens),
-        "kl": round(per_token(nats, tokens)[0], 5),
+        # Of equal models, rounding may leave a negative one.
+        "kl": round(max(per_token(nats, tokens)[0], 0.0), 5),
         "kl_interval": per_token_interval(nats, tokens),
         "tokens": sum(tokens),
         "parting": [
