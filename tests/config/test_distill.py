@@ -4,9 +4,11 @@ from copy import deepcopy
 
 import pytest
 
+from snaketune.cluster.estimates import Estimates
 from snaketune.config.load import load
 from snaketune.errors import SnaketuneError
 from snaketune.stages.graph import JobGraph
+from snaketune.stages.table import STAGES
 from tests.stages.plan.large import made_from
 
 from .edits import put
@@ -104,3 +106,20 @@ def test_in_rounds_the_teacher_goes_over_the_answers_of_each_round(taught):
 def test_what_cannot_be_distilled_is_refused_by_its_key(taught, key, value, message):
     with pytest.raises(SnaketuneError, match=message):
         load(put(taught, key, value))
+
+
+def test_the_dry_run_states_the_disk_and_the_memory_of_a_teachers_tokens(taught):
+    def of_teacher(k: int, parts: int) -> list[tuple[float, float]]:
+        taught["teacher"]["large"] |= {"k": k, "operation": {"parts": parts}}
+        jobs = [job for job in JobGraph(*load(taught)).jobs.values() if job.stage.startswith("teacher")]
+        estimates = Estimates(jobs)
+        return [
+            (estimates.disk(job)[0], estimates._computing(job, STAGES[job.stage].cost, None, None)[1]) for job in jobs
+        ]
+
+    ((disk, memory),), ((twice, more),) = of_teacher(32, 1), of_teacher(64, 1)
+    # 12 bytes for each of the k tokens of each token of the rows.
+    assert twice == 2 * disk > 12 * 32 * 100_000
+    assert more - memory == pytest.approx(disk / 1e6, rel=0.1)
+    (*parts, whole) = of_teacher(32, 4)
+    assert [of_part for of_part, _ in parts] == [disk / 4] * 4 and whole[0] == disk

@@ -117,8 +117,8 @@ class Estimates:
         result = cost.disk_per_parameter * saved
         if isinstance(cost, Cost):
             result += cost.disk_per_text * self._text(job) / getattr(job.spec, "parts", 1)
-        elif cost.disk_per_stored_token:
-            result += cost.disk_per_stored_token * self._tokens(job) * job.spec.k / getattr(job.spec, "parts", 1)
+        else:
+            result += self._stored_tokens(job, cost)
         if not (training and cost.disk_per_parameter):
             return result, 0.0
         return result, (2 * CHECKPOINT + (2 * WEIGHTS if training.selects else 0)) * trained
@@ -151,6 +151,12 @@ class Estimates:
         packs = (pack for role in ("pack", "packs") for pack in job.artifacts.get(role, ()))
         return sum(_tokens_in(pack) or self._text(pack) / BYTES_PER_TOKEN for pack in packs)
 
+    def _stored_tokens(self, job: Job, cost: ModelCost) -> float:
+        """The bytes of a teacher's tokens; 0 for other jobs. Of several parts, the job that gathers them stores all."""
+        if not cost.disk_per_stored_token:
+            return 0.0
+        return cost.disk_per_stored_token * self._tokens(job) * job.spec.k / getattr(job.spec, "parts", 1)
+
     def _reading(self, job: Job, cost: Cost) -> tuple[int, float, float]:
         """The threads, the memory in MB and the minutes of a job that reads files."""
         text = self._text(job) / getattr(job.spec, "parts", 1) / GB
@@ -177,6 +183,8 @@ class Estimates:
         # torch and CUDA in each process; weights as read and as assembled; and on a CPU, which trains only small models, the
         # optimizer's states.
         mem_mb = 3000 * processes + 6 * parameters / MB + 14 * min(parameters, 1e9) / MB
+        # What is stored is in memory before it is written.
+        mem_mb += self._stored_tokens(job, cost) / MB
         width = _width(_base(job))
         threads = processes * (1 if 0 < width < MIN_WIDTH_FOR_THREADS else COMPUTING_THREADS)
         # Time to read and write the weights.

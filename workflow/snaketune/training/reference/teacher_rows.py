@@ -114,7 +114,7 @@ def compute_teacher(teacher: FrozenModel, tokenizer: Artifact, work: WorkFolder,
     losses = {split: _loss(units) for split, units in kept.items()}
     computed = sum(units.computed for units in kept.values())
     return Outcome(
-        counts={"tokens": {split: sum(map(top.count, units.units)) for split, units in kept.items()}},
+        counts={"tokens": {split: sum(unit.supervised for unit in units.units) for split, units in kept.items()}},
         about=tested.about() | {"k": k, "temperature": spec.temperature, "losses": losses, "rows": [store.key]},
         run={
             "tokens_per_second": round(sum(units.tokens for units in kept.values()) / seconds, 1),
