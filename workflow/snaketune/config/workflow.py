@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from snaketune.config.base import NAME_PATTERN, Model, Name, PositiveFloat, Revision
 from snaketune.config.corpus_sources import Corpus
 from snaketune.config.doctor import Doctor
+from snaketune.config.verify import Verify
 from snaketune.config.evaluations import Evaluation, Report
 from snaketune.config.lora import Lora
 from snaketune.config.reward_runs import Reward, Run
@@ -75,6 +76,7 @@ class Workflow(Model):
     score: dict[Name, Score] = {}
     eval: dict[Name, Evaluation] = {}
     doctor: Doctor = Doctor()
+    verify: Verify = Verify()
     tracking: Tracking = Tracking()
     report: Report = Report()
     push: dict[Name, Push] = {}

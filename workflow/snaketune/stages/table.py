@@ -36,6 +36,7 @@ MODULES = (
     "sampling.generate",
     "diagnostics.timing",
     "diagnostics.bottleneck",
+    "diagnostics.verification",
     "publishing.cards.card",
     "report.report",
 )
