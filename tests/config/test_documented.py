@@ -25,6 +25,7 @@ from snaketune.config import (
     tokenizers,
     tracking,
     training_runs,
+    verify,
     workflow,
 )
 from snaketune.config.load import load
@@ -51,6 +52,7 @@ def models() -> set[str]:
             round_keys,
             held_out,
             doctor,
+            verify,
             evaluations,
             generation,
             sampling,

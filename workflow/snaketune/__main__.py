@@ -215,7 +215,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     verify = commands.add_parser("verify", help="print the checks of finished trainings; exit status 1 if one failed")
     verify.add_argument(
-        "manifests", nargs="+", type=Path, metavar="MANIFEST", help="such as results/verification/sft-demo/manifest.json"
+        "manifests",
+        nargs="+",
+        type=Path,
+        metavar="MANIFEST",
+        help="such as results/verification/sft-demo/manifest.json",
     )
     commands.add_parser("accept", help="accept code changes: all results count as made with the current code")
     return parser

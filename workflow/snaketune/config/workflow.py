@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 from snaketune.config.base import NAME_PATTERN, Model, Name, PositiveFloat, Revision
 from snaketune.config.corpus_sources import Corpus
 from snaketune.config.doctor import Doctor
-from snaketune.config.verify import Verify
 from snaketune.config.evaluations import Evaluation, Report
 from snaketune.config.lora import Lora
 from snaketune.config.reward_runs import Reward, Run
@@ -16,6 +15,7 @@ from snaketune.config.scoring import Score
 from snaketune.config.tokenizers import Tokenizer
 from snaketune.config.tracking import Tracking
 from snaketune.config.training_runs import Dpo, Sft, TrainedModel
+from snaketune.config.verify import Verify
 
 # The Hub's rules: letters, digits, `-`, `_` and `.`; the last three neither repeated nor at an end.
 HUB_NAME = r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*"

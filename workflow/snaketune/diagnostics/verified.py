@@ -18,7 +18,9 @@ def print_verified(manifests: Iterable[Path]) -> int:
     for manifest in manifests:
         checks = json.loads(result_at(manifest).file(FILE).read_text(encoding="utf-8"))["checks"]
         seconds = read_json(manifest.with_name("run.json"), {}).get("seconds")
-        print(f"{manifest.parent.name}{f', checked in {seconds:.0f} s' if seconds else ''}", as_text(checks), "", sep="\n")
+        print(
+            f"{manifest.parent.name}{f', checked in {seconds:.0f} s' if seconds else ''}", as_text(checks), "", sep="\n"
+        )
         failed += sum(check["status"] == "failed" for check in checks)
     print(f"{failed} checks failed" if failed else "no check failed", flush=True)
     return int(failed > 0)

@@ -21,7 +21,6 @@ from snaketune.corpus.rows import TEXT
 from snaketune.diagnostics.checks import gradients, recomputed, sequences, turns, weights
 from snaketune.diagnostics.checks.check import Check, as_text, attempted
 from snaketune.diagnostics.verified import FILE
-from snaketune.engine.model.adapters import KEEP_BASE
 from snaketune.engine.model.attention import use_own_attention
 from snaketune.engine.model.devices import Compute, resolve_compute
 from snaketune.engine.model.forward import inner_model
@@ -104,7 +103,7 @@ class FinishedTraining:
         if run.lora is None:
             return self.as_saved
         # Others were saved relative to the base, with twice the rank.
-        adapter = self.model.folder / ADAPTER if run.lora.init_lora_weights in KEEP_BASE else None
+        adapter = None if run.lora.changes_base else self.model.folder / ADAPTER
         return replace(self.training, run=replace(self.training.run, adapter=adapter))
 
     @property
@@ -225,7 +224,11 @@ def supervised(finished: FinishedTraining) -> Check:
 
 
 def end_of_turn(finished: FinishedTraining) -> Check:
+    rows = open_rows(finished.pack, "held_out")
     answers = finished.sequences_of("held_out")
+    if rows.pairs:
+        chosen = sequences.random_rows(rows, finished.spec.rows)
+        answers = [sequence for number in chosen for sequence in sequences.completions_of(rows[number])[::2]]
     return turns.end_of_turn_is_learned(finished.loaded, finished.chat.stop_ids, answers)
 
 
@@ -254,7 +257,10 @@ def evaluation(finished: FinishedTraining) -> Check:
     if not finished.evaluation:
         raise SnaketuneError("`eval:` has no evaluation of it on held-out rows")
     scores, spec = finished.evaluation[0], finished.spec
-    names = [*(("losses.arrow", name) for name in spec.conversations), *(("pairs.arrow", name) for name in spec.preferences)]
+    names = [
+        *(("losses.arrow", name) for name in spec.conversations),
+        *(("pairs.arrow", name) for name in spec.preferences),
+    ]
     evaluated = []
     for (file, corpus), pack in zip(names, finished.evaluated, strict=True):
         stored = [row for row in read_table(scores.file(file)).to_pylist() if row["corpus"] == corpus]

@@ -15,8 +15,8 @@ from snaketune.stages.plan.model_jobs import eval_job, merge_job
 from snaketune.stages.plan.published_jobs import is_rung, reported
 from snaketune.stages.plan.sample_jobs import sample_job, score_job
 from snaketune.stages.plan.training_jobs import reward_job, sft_job
-from snaketune.stages.specs import ReportSpec, spec_from
 from snaketune.stages.plan.verify_jobs import verify_jobs
+from snaketune.stages.specs import ReportSpec, spec_from
 from snaketune.stages.table import STAGES
 from snaketune.suggestions import unknown
 

@@ -76,7 +76,7 @@ def evaluation_equals_recomputed(
         first = _first_of_rows(documents)
         for number in sequences.random_rows(stored, count):
             entry = stored[number]
-            index = entry["document"] if "document" in entry else number
+            index = entry.get("document", number)
             document = documents[index]
             row, at = rows[document["row"]], index - first[document["row"]]
             if "document" in entry:

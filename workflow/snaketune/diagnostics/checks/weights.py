@@ -44,7 +44,11 @@ def logits_of_all(model: torch.nn.Module, documents: Sequence[sequences.Sequence
 
 
 def merged_equals_base_and_adapter(
-    base: PreTrainedModel, adapter: Path, saved: PreTrainedModel, dtype: torch.dtype, documents: list[sequences.Sequence]
+    base: PreTrainedModel,
+    adapter: Path,
+    saved: PreTrainedModel,
+    dtype: torch.dtype,
+    documents: list[sequences.Sequence],
 ) -> Check:
     """Compare saved weights with those of the base plus adapter, rounded; and logits of the merge with those of both apart.
 
@@ -142,4 +146,3 @@ def _same_logits(
     shares_N = largest_differences(found_NV, expected_NV) / scale_of(expected_NV)
     compares = f"logits of nine tokens in ten, relative to their scale, of {len(documents)} texts"
     return judged(name, compares, difference_quantile(shares_N, torch.bfloat16), tolerance)
-

@@ -109,7 +109,8 @@ def of_evaluation(spec: EvalSpec, inputs: Inputs) -> tuple[str, ...]:
 
 
 def of_verification(spec: VerificationSpec, inputs: Inputs) -> tuple[str, ...]:
-    return _used(torch=True, transformers=True, accelerate=True, peft=spec.run.lora is not None, gguf=spec.gguf_type is not None)
+    reads_gguf = spec.gguf_type is not None
+    return _used(torch=True, transformers=True, accelerate=True, peft=spec.run.lora is not None, gguf=reads_gguf)
 
 
 def of_responses(spec: GenerateSpec, inputs: Inputs) -> tuple[str, ...]:
