@@ -15,7 +15,8 @@ from benchmarks.families.tiny import tiny_model as family_model
 
 from snaketune.config.lora import Lora
 from snaketune.diagnostics.checks import gradients, recomputed, sequences, turns, weights
-from snaketune.diagnostics.checks.check import as_text, attempted, judged
+from snaketune.diagnostics.checks.check import attempted, judged
+from snaketune.diagnostics.verified import as_text
 from snaketune.engine.model import kernels
 from snaketune.engine.model.adapters import load_adapter, merge, save_adapter
 from snaketune.engine.model.selftest import self_test

@@ -19,8 +19,8 @@ from snaketune.artifacts.manifest import Artifact, read_json
 from snaketune.config.operation import Execution
 from snaketune.corpus.rows import TEXT
 from snaketune.diagnostics.checks import gradients, recomputed, sequences, turns, weights
-from snaketune.diagnostics.checks.check import Check, as_text, attempted
-from snaketune.diagnostics.verified import FILE
+from snaketune.diagnostics.checks.check import Check, attempted
+from snaketune.diagnostics.verified import FILE, as_text
 from snaketune.engine.model.attention import use_own_attention
 from snaketune.engine.model.devices import Compute, resolve_compute
 from snaketune.engine.model.forward import inner_model

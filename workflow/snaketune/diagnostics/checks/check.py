@@ -1,15 +1,14 @@
-"""The result of one check, and the table of several."""
+"""The result of one check."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from snaketune.engine.model.machine import is_out_of_memory
 from snaketune.errors import SnaketuneError, first_line
 
 Status = Literal["passed", "failed", "not checked"]
-COLUMNS = ("status", "check", "figure", "expected", "compared")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,35 +65,3 @@ def attempted(name: str, compares: str, check: Callable[[], Check]) -> Check:
         if not is_out_of_memory(error):
             raise
     return not_checked(name, compares, "memory ran out; lower verify.rows")
-
-
-def table(checks: Iterable[dict[str, Any]]) -> list[list[str]]:
-    """COLUMNS of each check, as text. Args: checks: as in verify.json."""
-    return [
-        [
-            check["status"],
-            check["name"],
-            _number(check["figure"]),
-            "" if check["tolerance"] is None else f"{'≥' if check['at_least'] else '≤'} {_number(check['tolerance'])}",
-            "; ".join(filter(None, (check["compares"], check["reason"]))),
-        ]
-        for check in checks
-    ]
-
-
-def as_text(checks: Sequence[dict[str, Any]]) -> str:
-    """A line for each check, with columns of equal width; failed ones are marked."""
-    rows = [list(COLUMNS), *table(checks)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS) - 1)]
-    lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[-1]]) for row in rows]
-    return "\n".join(("! " if row[0] == "failed" else "  ") + line for row, line in zip(rows, lines))
-
-
-def _number(value: float | None) -> str:
-    """
-    >>> _number(0.0), _number(1e-3), _number(0.93751), _number(3.14159e-6), _number(None)
-    ('0', '0.001', '0.9375', '3.1e-06', '')
-    """
-    if value is None:
-        return ""
-    return f"{value:.4g}" if value == 0 or abs(value) >= 1e-3 else f"{value:.1e}"
