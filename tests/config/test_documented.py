@@ -26,6 +26,7 @@ from snaketune.config import (
     tokenizers,
     tracking,
     training_runs,
+    verify,
     workflow,
 )
 from snaketune.config.load import load
@@ -52,6 +53,7 @@ def models() -> set[str]:
             round_keys,
             held_out,
             doctor,
+            verify,
             evaluations,
             generation,
             sampling,

@@ -1,5 +1,6 @@
 """Model cards: their content, and escaping of untrusted text."""
 
+import json
 import re
 
 import pytest
@@ -66,6 +67,23 @@ def test_scores_have_intervals_where_known(tmp_path):
     assert "| e | choice | acc | 0.75 | 0.5 to 0.9 |  |" in card
     assert "| e | choice | exact\\_match,strict.v1 | 0.5 |  |  |" in card
     assert "acc\\_norm" not in card
+
+
+def test_checks_are_a_table_and_what_was_not_checked_is_named(tmp_path, monkeypatch):
+    assert "## Checks" not in card_of(tmp_path / "without")
+    checked = {"name": "packed = alone", "compares": "loss", "status": "passed", "figure": 2e-6, "tolerance": 1e-3}
+    failed = checked | {"name": "supervised = answer", "status": "failed", "figure": 0.5, "tolerance": 0.0}
+    none = {"figure": None, "tolerance": None, "reason": "`gguf:` has no file of it", "status": "not checked"}
+    without = checked | {"name": "GGUF = Hugging Face", "compares": "logits; of texts"} | none
+    checks = [{"at_least": False, "reason": ""} | check for check in (checked, failed, without)]
+    files_of = invented.files_of
+    files = {"verify.json": json.dumps({"checks": checks})}
+    monkeypatch.setattr(invented, "files_of", lambda stage: files if stage == "verification" else files_of(stage))
+    monkeypatch.setattr(invented, "CHAIN", invented.CHAIN | {"verification/dpo-demo": {}})
+    card = card_of(tmp_path / "with")
+    assert "| packed = alone | 2.0e-06 | ≤ 0.001 | passed |" in card
+    assert "| supervised = answer | 0.5 | ≤ 0 | failed |" in card
+    assert "Not checked: GGUF = Hugging Face (\\`gguf:\\` has no file of it)." in card
 
 
 def test_each_run_has_a_column_and_digests_are_from_the_manifest(tmp_path):

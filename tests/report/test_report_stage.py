@@ -319,6 +319,24 @@ def test_checks_without_matches_are_reported(results):
     assert "No near duplicates" in page
 
 
+def test_checks_of_finished_trainings_are_listed(results):
+    results.corpus("chat")
+    passed = {"name": "packed = alone", "compares": "loss", "status": "passed", "figure": 2e-6, "tolerance": 1e-3}
+    failed = passed | {
+        "name": "end of turn learned",
+        "status": "failed",
+        "figure": 0.01,
+        "tolerance": 0.1,
+        "at_least": True,
+    }
+    checks = [{"at_least": False, "reason": "<b>why</b>"} | check for check in (passed, failed)]
+    results.payload("verification", "sft-demo", "verify.json").write_text(json.dumps({"checks": checks}))
+    results.add("verification", "sft-demo")
+    page = (results.report()[1] / "index.html").read_text("utf-8")
+    assert "<h3>sft-demo</h3>" in page and "<b>failed</b>" in page and "≥ 0.1" in page and "2.0e-06" in page
+    assert "&lt;b&gt;why" in page and "<b>why" not in page
+
+
 def test_raw_rows_have_no_packing_figures(results):
     raw_only(results)
     _, pages = results.report()

@@ -77,7 +77,7 @@ CALLED = {
     "files": {"digest_file", "set_modes", "sync", "sync_folder", "sync_names", "write_json"},
     "suggestions": {"unknown"},
     "artifacts.plain_json": {"parse_json"},
-    "artifacts.manifest": {"read_artifact", "rebuild_command"},
+    "artifacts.manifest": {"read_artifact", "read_json", "rebuild_command"},
     "cluster.job_endings": {"ending_of", "job_end_time", "requeue_job"},
     # To signal the processes on other nodes.
     "cluster.slurm": {"run_slurm"},

@@ -11,7 +11,7 @@ from snaketune.stages.cache import syntax
 from snaketune.stages.table import STAGES
 
 MODULES = code.Modules().files
-TRAININGS = {"calibrate", "dpo", "reward", "sft", "timing"}
+TRAININGS = {"calibrate", "dpo", "reward", "sft", "timing", "verification"}
 # Those that load models with adapters, or scale their positions.
 ASKING = {"judge", "compare"}
 LOADING = {
@@ -30,7 +30,7 @@ LOADING = {
     "sample",
 }
 OPTIMIZED = {*TRAININGS, "preflight"}
-PREFERENCES = {"calibrate", "card", "dpo", "timing"}
+PREFERENCES = {"calibrate", "card", "dpo", "timing", "verification"}
 # What modules that count by their definitions compute, and for which stages. The others hold values and read them.
 COMPUTING = {
     "config.base": {*LOADING, "report", "tokenizer"},  # names of earlier runs and of a model's files

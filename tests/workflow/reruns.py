@@ -243,6 +243,9 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "doctor.changes": ({"doctor": {"changes": CHANGE}}, set()),
     "doctor.steps": ({"doctor": {"steps": 5}}, set()),
     "doctor.repeats": ({"doctor": {"repeats": 5}}, set()),
+    # Checks are a target of their own, and shown where the config asks for it.
+    "verify.rows": ({"verify": {"rows": 2}}, set()),
+    "verify.report": ({"verify": {"report": True}}, {"verification"} | REPORT | CARD),
     "reruns_on": ({"reruns_on": {"sft": "versions"}}, set()),
     "tracking.project": ({"tracking": {"project": "other"}}, set()),
     "tracking.tensorboard": ({"tracking": {"tensorboard": False}}, set()),

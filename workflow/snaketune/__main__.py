@@ -99,6 +99,10 @@ def _run_command(options: argparse.Namespace) -> int:
             from snaketune.publishing.push import push, requested_models
 
             push(requested_models(options.names, options.configfile, options.models), dry_run=options.dry_run)
+        case "verify":
+            from snaketune.diagnostics.verified import print_verified
+
+            return print_verified(options.manifests)
         case "doctor":
             from snaketune.diagnostics import node_comparison
 
@@ -208,6 +212,14 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="measure this node, or find the slow ones of a cluster's nodes")
     doctor.add_argument(
         "--nodes", type=int, default=0, metavar="N", help="measure N nodes of SLURM instead of this one"
+    )
+    verify = commands.add_parser("verify", help="print the checks of finished trainings; exit status 1 if one failed")
+    verify.add_argument(
+        "manifests",
+        nargs="+",
+        type=Path,
+        metavar="MANIFEST",
+        help="such as results/verification/sft-demo/manifest.json",
     )
     commands.add_parser("accept", help="accept code changes: all results count as made with the current code")
     return parser

@@ -146,6 +146,7 @@ CONFIG: dict[str, Any] = {
         "changes": {"wide": {"packing.length": 512}, "few": {"training.batch_rows": 4}},
         "repeats": 2,
     },
+    "verify": {"rows": 2, "report": True},
     "report": {"title": "everything"},
     "push": {"best": {"model": "dpo:plain", "repository": "someone/model"}},
     "sample": {

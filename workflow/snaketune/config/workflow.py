@@ -16,6 +16,7 @@ from snaketune.config.teachers import Teacher
 from snaketune.config.tokenizers import Tokenizer
 from snaketune.config.tracking import Tracking
 from snaketune.config.training_runs import Dpo, Sft, TrainedModel
+from snaketune.config.verify import Verify
 
 # The Hub's rules: letters, digits, `-`, `_` and `.`; the last three neither repeated nor at an end.
 HUB_NAME = r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*"
@@ -77,6 +78,7 @@ class Workflow(Model):
     score: dict[Name, Score] = {}
     eval: dict[Name, Evaluation] = {}
     doctor: Doctor = Doctor()
+    verify: Verify = Verify()
     tracking: Tracking = Tracking()
     report: Report = Report()
     push: dict[Name, Push] = {}

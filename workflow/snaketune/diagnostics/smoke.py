@@ -30,7 +30,7 @@ STAND_INS = "selected-{kind}.jsonl"
 LAYOUTS = {"conversations": "messages", "preferences": "pairs", "unpaired": "unpaired"}
 SCORER, SCORE = "score.py", "def score(prompt, response, row):\n    return len(response)\n"
 # They upload, convert, time or publish, which a smoke run doesn't.
-LEFT_OUT = ("push", "gguf", "doctor", "tracking", "reruns_on")
+LEFT_OUT = ("push", "gguf", "doctor", "verify", "tracking", "reruns_on")
 PROVES = (
     "Shown: the config is complete; every stage runs with its data, templates, losses and evaluations, on at most {rows} rows "
     "of each source, for a few steps.",

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from snaketune.diagnostics import verified
 from snaketune.files import write_json
 from snaketune.report.charts.data_charts import data_charts
 from snaketune.report.charts.model_charts import evaluation_chart, preferences_chart, race_chart, variants_chart
@@ -144,6 +145,11 @@ class Pages:
             made["compare"] = self.earlier.chart(styles)
         return made | data_charts(results)
 
+    def _checks(self) -> list[tuple[str, list[list[str]]]]:
+        """The checks of each finished training."""
+        results = self.results.of("verification")
+        return [(one.name, verified.table(verified.checks_in(one.artifact))) for one in results]
+
     @cached_property
     def lineage(self) -> list[str]:
         return judged_lineage(self.results, self.variants.best)
@@ -176,6 +182,7 @@ class Pages:
             "compared_with_teacher": teacher_comparisons(results),
             "judged": judged_comparisons(results),
             "races": self.races,
+            "verified": self._checks(),
             "rounds": self.rounds,
             "samples": self._samples(SAMPLES_ON_THE_OVERVIEW),
             "preference_changes": self._changes([best] if best else self.variants.labels[:1], FLIPS_ON_THE_OVERVIEW),

@@ -15,6 +15,7 @@ from snaketune.stages.plan.model_jobs import eval_job, merge_job
 from snaketune.stages.plan.published_jobs import is_rung, reported
 from snaketune.stages.plan.sample_jobs import sample_job, score_job
 from snaketune.stages.plan.training_jobs import reward_job, sft_job
+from snaketune.stages.plan.verify_jobs import verify_jobs
 from snaketune.stages.specs import ReportSpec, spec_from
 from snaketune.stages.table import STAGES
 from snaketune.suggestions import unknown
@@ -70,6 +71,7 @@ def plan_jobs(config: Workflow, variants: Variants) -> tuple[Job, ...]:
         for model in evaluation.every_model(variants):
             eval_job(context, name, evaluation, model)
         compare_jobs(context, name, evaluation)
+    verify_jobs(context)
     planned = tuple(context.jobs.values())
     for stage in STAGES.values():
         for job in stage.jobs(config, planned) if stage.jobs else ():
@@ -92,7 +94,7 @@ def _report_job(context: Context) -> Job:
         job
         for job in context.jobs.values()
         # Of races, the comparisons are shown, not what they compare.
-        if STAGES[job.stage].in_report and id(job) not in compared and not is_rung(context.config, job)
+        if _is_shown(context, job) and id(job) not in compared and not is_rung(context.config, job)
     )
     jobs = tuple(sorted(chosen, key=lambda job: (stages.index(job.stage), job.name)))
     grids = {
@@ -104,6 +106,11 @@ def _report_job(context: Context) -> Job:
     }
     shown = tuple(reported(job, job.artifacts, grids.get((job.stage, job.name), "")) for job in jobs)
     return context.plan("report", "", spec_from(ReportSpec, context.config.report, jobs=shown), {"results": jobs})
+
+
+def _is_shown(context: Context, job: Job) -> bool:
+    """Whether the report reads a job's result: of checks, only if the config asks for it."""
+    return STAGES[job.stage].in_report or (job.stage == "verification" and context.config.verify.report)
 
 
 def _same(jobs: Iterable[Job]) -> dict[str, Job]:

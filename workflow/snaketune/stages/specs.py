@@ -235,6 +235,16 @@ class BottleneckSpec(Model):
     variants: tuple[Variant, ...]
 
 
+class VerificationSpec(Model):
+    """A finished training that is checked."""
+
+    run: SftSpec | DpoSpec  # the training's own spec
+    rows: int
+    conversations: tuple[str, ...] = ()  # the corpora of its evaluation, in the order of the evaluated packs
+    preferences: tuple[str, ...] = ()
+    gguf_type: str | None = None  # of its GGUF file; None if there is none
+
+
 class PromptsSpec(Model):
     """The prompts of a sample, and what they must fit into; see `config.sampling.Prompts`."""
 

@@ -38,6 +38,7 @@ MODULES = (
     "sampling.generate",
     "diagnostics.timing",
     "diagnostics.bottleneck",
+    "diagnostics.verification",
     "publishing.cards.card",
     "report.report",
 )

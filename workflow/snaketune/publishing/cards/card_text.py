@@ -17,6 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from snaketune.config.load import HUB_ID
 from snaketune.config.losses import PreferenceLoss
+from snaketune.diagnostics.verified import checks_in, table
 from snaketune.publishing.results import Result, Results, at_path, is_number, read_json
 from snaketune.stages.specs import CardSpec, CorpusDescription
 
@@ -144,6 +145,7 @@ def card_text(results: CardResults) -> str:
     versions = {name: version for run in runs for name, version in run.manifest["versions"].items() if version}
     # A continued adapter replaces the adapter of the SFT run.
     continued = bool(results.model.spec.get("continued"))
+    checks = [row for result in results.of("verification") for row in table(checks_in(result.artifact))]
     environment = Environment(
         loader=PackageLoader("snaketune", "publishing/cards/templates"),
         undefined=StrictUndefined,
@@ -170,6 +172,10 @@ def card_text(results: CardResults) -> str:
                 _whole(score.size),
             ]
             for score in results.scores
+        ],
+        checks=[row[1:4] + row[:1] for row in checks if row[0] != "not checked"],
+        unchecked=[
+            f"{escaped(row[1])} ({escaped(row[4].rpartition('; ')[2])})" for row in checks if row[0] == "not checked"
         ],
         base_name=_base_name(results.trainings[2 if continued else 1 :]),
         has_plain_base=continued or len(runs) == 1,

@@ -19,6 +19,7 @@ from snaketune.stages.specs import (
     RefLogpsSpec,
     TokenizerSpec,
     TrainingSpec,
+    VerificationSpec,
 )
 
 Inputs = dict[str, list[Artifact]]
@@ -105,6 +106,11 @@ def of_reference(spec: RefLogpsSpec, inputs: Inputs) -> tuple[str, ...]:
 def of_evaluation(spec: EvalSpec, inputs: Inputs) -> tuple[str, ...]:
     has_tasks = spec.tasks is not None
     return _used(torch=True, transformers=True, peft=_adds_adapters(inputs), lm_eval=has_tasks, datasets=has_tasks)
+
+
+def of_verification(spec: VerificationSpec, inputs: Inputs) -> tuple[str, ...]:
+    reads_gguf = spec.gguf_type is not None
+    return _used(torch=True, transformers=True, accelerate=True, peft=spec.run.lora is not None, gguf=reads_gguf)
 
 
 def of_responses(spec: GenerateSpec, inputs: Inputs) -> tuple[str, ...]:

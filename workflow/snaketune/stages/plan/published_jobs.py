@@ -29,10 +29,11 @@ def card_jobs(config: Workflow, jobs: Iterable[Job]) -> Iterator[Job]:
     for job in jobs:
         if job.stage in ("sft", "dpo", "reward") and not is_rung(config, job):
             name = f"{job.stage}-{job.name}"
-            yield _card_job(config, job, name, evaluations.get(name, []))
+            checks = [one for one in jobs if (one.stage, one.name) == ("verification", name)]
+            yield _card_job(config, job, name, evaluations.get(name, []), checks if config.verify.report else [])
 
 
-def _card_job(config: Workflow, training: Job, name: str, evaluations: list[Job]) -> Job:
+def _card_job(config: Workflow, training: Job, name: str, evaluations: list[Job], checks: list[Job]) -> Job:
     # The training and those that it continues, the last one first.
     trainings = [training]
     while before := trainings[-1].artifacts.get("model", ())[:1]:
@@ -46,6 +47,7 @@ def _card_job(config: Workflow, training: Job, name: str, evaluations: list[Job]
         # Two runs may share their rows.
         *((pack, {"corpus": (corpus_of(pack),)}) for pack in {pack.name: pack for pack in packs}.values()),
         *((evaluation, {}) for evaluation in evaluations),
+        *((check, {}) for check in checks),
         *((corpora[corpus], {}) for corpus in sorted(corpora)),
     ]
     licenses = (config.sft[run.name].license for run in trainings if run.stage == "sft")
