@@ -127,6 +127,21 @@ def test_a_reference_that_is_another_run_is_named(tmp_path):
     assert "by preference optimization (sigmoid) against sft:before" in card
 
 
+@pytest.mark.parametrize(("made_from", "named"), [({"model": ("sft/large",)}, "sft:large"), ({}, "large")])
+def test_a_teacher_is_named(tmp_path, monkeypatch, made_from, named):
+    """Another run, or a model in a local folder."""
+    spec = {"base": {"path": "/home/me/large"}, "k": 32, "temperature": 1.0}
+    monkeypatch.setitem(invented.CHAIN, "teacher/large-chat", {"spec": spec, "k": 16})
+    monkeypatch.setitem(invented.MADE_FROM, "teacher/large-chat", made_from)
+    taught = invented.MADE_FROM["sft/demo"] | {"teacher": ("teacher/large-chat",)}
+    monkeypatch.setitem(invented.MADE_FROM, "sft/demo", taught)
+    distill = {"weight": 0.8, "temperature": 1.0, "loss": "jsd"}
+    card = card_of(tmp_path, sft_demo={"spec": CHAIN["sft/demo"]["spec"] | {"distill": distill}})
+    assert f"trained by supervised fine-tuning towards the probabilities of {named}, then" in card
+    assert re.search(r"\| distill.weight \|.* 0.8 \|", card)
+    assert "distill.k" in card and "/home/me" not in card
+
+
 def test_languages_are_listed_if_all_corpora_were_filtered_by_language(tmp_path):
     filtered = {
         name: CHAIN[name] | {"spec": CHAIN[name]["spec"] | {"cleaning": {"languages": ["en"]}}}

@@ -157,7 +157,7 @@ def card_text(results: CardResults) -> str:
     return environment.get_template("card.md.jinja").render(
         results=results,
         metadata=_metadata(results),
-        methods=[_method(run) for run in runs],
+        methods=[_method(results, run) for run in runs],
         corpora=[_corpus(results, corpus) for corpus in results.corpora],
         settings_head=["", *(run.label for run in runs)],
         settings=[[key, *(column.get(key, "") for column in columns)] for key in keys],
@@ -234,9 +234,14 @@ def _metadata(results: CardResults) -> str:
     return data.to_yaml()
 
 
-def _method(run: Result) -> str:
+def _method(results: CardResults, run: Result) -> str:
     if run.stage == "sft":
-        return "by supervised fine-tuning"
+        teacher = results.first(run, "teacher")
+        if teacher is None:
+            return "by supervised fine-tuning"
+        result = teacher.job.made_from.get("model", ())
+        named = result[0].replace("/", ":", 1) if result else _shown_path(teacher.spec["base"]["path"])
+        return f"by supervised fine-tuning towards the probabilities of {escaped(named)}"
     if run.stage == "reward":
         return "as a reward model on pairs"
     sentence = f"by preference optimization ({escaped(_value(run.spec['loss']))})"
@@ -244,11 +249,15 @@ def _method(run: Result) -> str:
     if reference == "result":
         sentence += f" against {escaped(run.job.made_from['reference'][0].replace('/', ':', 1))}"
     elif reference:
-        path = reference["path"].rstrip("/")
-        # A local path would disclose the author's folders.
-        local = path.startswith((".", "/", "~")) or path.count("/") > 1
-        sentence += f" against {escaped(path.rpartition('/')[2] if local else path)}"
+        sentence += f" against {escaped(_shown_path(reference['path']))}"
     return sentence
+
+
+def _shown_path(path: str) -> str:
+    """The name of a model from outside; of a local one without its folder, which would disclose the author's."""
+    path = path.rstrip("/")
+    local = path.startswith((".", "/", "~")) or path.count("/") > 1
+    return path.rpartition("/")[2] if local else path
 
 
 def _corpus(results: CardResults, corpus: Result) -> dict[str, Any]:
@@ -301,8 +310,10 @@ def _settings(results: CardResults, run: Result) -> Iterator[tuple[str, str]]:
         if spec.get(key):
             yield key, _value(spec[key])
     yield from ((key, _value(value)) for key, value in spec["training"].items() if value not in (None, {}))
-    for section in ("lora", "quantization"):
-        yield from ((f"{section}.{key}", _value(value)) for key, value in (spec[section] or {}).items())
+    for section in ("distill", "lora", "quantization"):
+        yield from ((f"{section}.{key}", _value(value)) for key, value in (spec.get(section) or {}).items())
+    if teacher := results.first(run, "teacher"):
+        yield "distill.k", _whole(teacher.manifest["k"])
     for key in ("steps", "rows", "tokens", "tokens_per_epoch"):
         if key in run.counts:
             yield "tokens trained" if key == "tokens" else _words(key), _whole(run.counts[key])

@@ -8,7 +8,7 @@ from snaketune.stages.plan.data_jobs import corpus_of
 from snaketune.stages.specs import CardSpec, ConvertSpec, CorpusDescription, ReportedJob, spec_from
 
 # What a card says of a training's inputs.
-OF_TRAINING = ("model", "pack", "reference")
+OF_TRAINING = ("model", "pack", "reference", "teacher")
 
 
 def convert_jobs(config: Workflow, jobs: Iterable[Job]) -> Iterator[Job]:
@@ -39,12 +39,17 @@ def _card_job(config: Workflow, training: Job, name: str, evaluations: list[Job]
     while before := trainings[-1].artifacts.get("model", ())[:1]:
         trainings += before
     packs = [run.artifacts["pack"][0] for run in trainings]
+    teachers = [teacher for run in trainings for teacher in run.artifacts.get("teacher", ())]
     # The corpora of evaluations are shown too, with their sources.
     evaluated = [pack for evaluation in evaluations for pack in evaluation.artifacts["packs"]]
     corpora = {corpus.name: corpus for corpus in map(corpus_of, [*packs, *evaluated])}
     shown: list[tuple[Job, dict[str, tuple[Job, ...]]]] = [
         *((run, {role: run.artifacts.get(role, ())[:1] for role in OF_TRAINING}) for run in trainings),
-        # Two runs may share their rows.
+        # Two runs may share their teacher, and their rows.
+        *(
+            (of, {"model": of.artifacts["model"][:1]})
+            for of in {teacher.name: teacher for teacher in teachers}.values()
+        ),
         *((pack, {"corpus": (corpus_of(pack),)}) for pack in {pack.name: pack for pack in packs}.values()),
         *((evaluation, {}) for evaluation in evaluations),
         *((check, {}) for check in checks),
