@@ -20,6 +20,7 @@ from snaketune.engine.packing.segments import layout_of
 from snaketune.engine.sft import SftTrainer
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.agreement import teacher_agreement
+from snaketune.models.adapter_stack import AdapterStack
 from snaketune.packing.reader import open_rows
 from snaketune.stages.specs import TeacherPassSpec, TeacherSpec
 from snaketune.tables import read_table
@@ -27,6 +28,7 @@ from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training import teacher, teacher_pass
 from snaketune.training.pipeline import make_trainer
 from snaketune.training.prepared import PreparedTraining, TrainingRun
+from snaketune.training.reference import frozen_model
 from snaketune.training.reference.teacher_file import open_teacher
 from tests.models.conftest import CPU, tiny_model
 from tests.packing import chain, test_turn_trees
@@ -199,6 +201,27 @@ def test_killed_passes_parts_and_edited_rows_give_the_bytes_of_one_pass(tmp_path
     )
     assert gathered == straight and of_parts.counts == cold.counts
     assert of_parts.about["losses"] == pytest.approx(cold.about["losses"])
+
+
+def test_a_teacher_whose_layers_are_on_several_devices_has_the_same_tokens(tmp_path, tokenizer, monkeypatch):
+    """As on several GPUs, by accelerate's hooks: one layer is on the CPU, one on the disk."""
+    pack, model = packed(tmp_path / "pack", tokenizer), model_in(tmp_path / "model", tokenizer)
+    taught(tmp_path / "straight", pack, model, tokenizer)
+    names = ("model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head")
+    devices = {"model.layers.1": "disk"} | dict.fromkeys(names, "cpu")
+    monkeypatch.setattr(frozen_model, "device_map_of", lambda compute: devices)
+    loaded, load = [], AdapterStack.load
+    monkeypatch.setattr(AdapterStack, "load", lambda *arguments: loaded.append(load(*arguments)) or loaded[-1])
+    _, outcome = taught(tmp_path / "spread", pack, model, tokenizer)
+    assert loaded[0].hf_device_map == devices and outcome.run["tokens_computed"] > 100
+    for split in ("train", "held_out"):
+        tables = [
+            read_table(tmp_path / f"{name}/teacher/one/payload.partial/{split}.arrow")
+            for name in ("straight", "spread")
+        ]
+        assert tables[0]["ids"].equals(tables[1]["ids"])
+        logps = [np.concatenate([row.values.to_numpy() for row in table["logps"].combine_chunks()]) for table in tables]
+        np.testing.assert_allclose(*logps, rtol=2e-3)
 
 
 def test_a_teacher_with_other_tokens_is_refused_with_the_first_difference(tmp_path, tokenizer):

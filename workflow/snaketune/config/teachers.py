@@ -13,8 +13,9 @@ from snaketune.config.training_runs import Precision, TrainedModel
 class TeacherOperation(Model):
     """Execution of a teacher's pass. An edit reruns no finished result."""
 
-    gpus: Annotated[int, Field(ge=0, le=1)] = 1
-    """GPUs of each part; 0 computes on the CPU."""
+    gpus: Annotated[int, Field(ge=0, le=16)] = 1
+    """GPUs of each part, which share the model's layers if there are several (transformers' `device_map`); 0 computes on the
+    CPU."""
     allow_cpu: bool = False
     """Allows 4-bit weights without a GPU."""
     parts: Annotated[int, Field(ge=1, le=128)] = 1

@@ -15,6 +15,7 @@ from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.lora import Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.models.load_model import (
+    DeviceMap,
     load_base,
     load_pretrained,
     read_config,
@@ -95,14 +96,19 @@ class AdapterStack:
             return None
         return scratch_config(self.base, ChatTokenizer.load(self.tokenizer))
 
-    def load(self, weights_dtype: torch.dtype, quantization: Quantization | None = None) -> PreTrainedModel:
+    def load(
+        self,
+        weights_dtype: torch.dtype,
+        quantization: Quantization | None = None,
+        device_map: DeviceMap | None = None,
+    ) -> PreTrainedModel:
         """Load the model, with an embedding for every token of its tokenizer. SnaketuneError: as `load_pretrained`, or adapters
-        don't fit."""
+        don't fit. Args: device_map: of a complete model."""
         how = {"weights_dtype": weights_dtype, "quantization": quantization}
         if not self.results:
-            return load_base(self.base, ChatTokenizer.load(self.tokenizer), **how)
+            return load_base(self.base, ChatTokenizer.load(self.tokenizer), device_map=device_map, **how)
         if not is_adapter_only(self.results[0]):
-            return load_pretrained(self._pretrained(self.results[0]), **how)
+            return load_pretrained(self._pretrained(self.results[0]), device_map=device_map, **how)
         # Adapters draw random initial values, which are then replaced; forked, so that later random numbers are those of
         # merged weights.
         with torch.random.fork_rng([]):

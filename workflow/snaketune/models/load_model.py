@@ -24,6 +24,8 @@ from snaketune.errors import SnaketuneError, first_line
 from snaketune.models.rope_scaling import check_scaled, scaled_config
 from snaketune.tokenization.chat import ChatTokenizer
 
+# As transformers takes it.
+DeviceMap = str | dict[str, int | str]
 # Names of reserved tokens, which base models aren't trained on.
 RESERVED = re.compile(r"reserved|unused|extra|spare|placeholder", re.IGNORECASE)
 
@@ -34,6 +36,7 @@ def load_base(
     *,
     weights_dtype: torch.dtype,
     quantization: Quantization | None = None,
+    device_map: DeviceMap | None = None,
 ) -> PreTrainedModel:
     """Load an SFT run's base model, with an embedding for every token of its tokenizer."""
     if isinstance(base, Scratch):
@@ -42,14 +45,18 @@ def load_base(
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(weights_dtype)
     else:
         _check_tokenizer(base, chat)
-        model = load_pretrained(base, weights_dtype=weights_dtype, quantization=quantization)
+        model = load_pretrained(base, weights_dtype=weights_dtype, quantization=quantization, device_map=device_map)
     grow_vocabulary(model, chat.vocab_size)
     set_special_tokens(model, chat)
     return model
 
 
 def load_pretrained(
-    base: Pretrained, *, weights_dtype: torch.dtype, quantization: Quantization | None = None
+    base: Pretrained,
+    *,
+    weights_dtype: torch.dtype,
+    quantization: Quantization | None = None,
+    device_map: DeviceMap | None = None,
 ) -> PreTrainedModel:
     """Load a causal language model from a local folder or the Hub, or the one in a vision-language model
     (`text_part`). SnaketuneError: there is no such model, it has no safetensors, weights are missing, or weights are in
@@ -57,9 +64,10 @@ def load_pretrained(
     _check_own_weights(base)
     config = read_config(base)
     replaced = {"config": config} if base.rope else {}
+    arguments = _load_arguments(weights_dtype, quantization) | ({"device_map": device_map} if device_map else {})
     try:
         model, loaded = auto_class(config, base.path).from_pretrained(
-            base.path, use_safetensors=True, **_source(base), **replaced, **_load_arguments(weights_dtype, quantization)
+            base.path, use_safetensors=True, **_source(base), **replaced, **arguments
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise _unloadable(base.path, error) from None

@@ -17,7 +17,7 @@ from snaketune.engine.model.selftest import SelfTest, self_test
 from snaketune.engine.packing.rows import PackedRows
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import ADAPTER, AdapterStack, is_adapter_only
-from snaketune.models.load_model import own_tokenizer
+from snaketune.models.load_model import DeviceMap, own_tokenizer
 from snaketune.stages.cache.fingerprint import cached_entries
 from snaketune.stages.cache.libraries import installed_version
 from snaketune.stages.cache.work_folders import WorkFolder
@@ -57,8 +57,14 @@ class FrozenModel:
         longest = max(rows.longest[0] for rows in packs)
         prefixes = any(rows.has_prefixes for rows in packs)
         compute = choose_kernel(compute, stack.config(), longest, prefixes=prefixes, dropout=False)
-        loaded = stack.load(compute.weights_dtype(frozen=spec.frozen_weights), spec.quantization)
-        if not spec.quantization:
+        device_map = device_map_of(compute)
+        if device_map and self.results and is_adapter_only(self.results[0]):
+            raise SnaketuneError(
+                f"{self.results[0].manifest_path} is an adapter alone, which isn't divided among GPUs; set lora.merge: "
+                "true for its run, or operation.gpus: 1 here"
+            )
+        loaded = stack.load(compute.weights_dtype(frozen=spec.frozen_weights), spec.quantization, device_map)
+        if not (spec.quantization or device_map):
             loaded = loaded.to(compute.device)
         use_threads(loaded.config, compute)
         tested = self_test(loaded, packs, compute, training=False)
@@ -81,6 +87,11 @@ class FrozenModel:
             "versions": [installed_version(name) for name in ("torch", "transformers", "peft", "bitsandbytes")],
             **entries,
         }
+
+
+def device_map_of(compute: Compute) -> DeviceMap | None:
+    """How a model is divided among the GPUs of the job; None if there is one, or none."""
+    return "auto" if compute.device.type == "cuda" and torch.cuda.device_count() > 1 else None
 
 
 def check_same_tokens(key: str, model: Pretrained, chat: ChatTokenizer, used: set[int], by_whom: str) -> None:
