@@ -145,6 +145,7 @@ class Results(DataResults):
         samples: int = 3,
         packs: tuple[str, ...] = (),
         engine: str = "transformers",
+        teachers: dict[str, Any] | None = None,
         **preferred: Any,
     ) -> str:
         """Write an evaluation. `preferred` replaces scores of the preferences."""
@@ -181,7 +182,8 @@ class Results(DataResults):
                 | preferred
                 for corpus in preferences
             },
-        } | ({"tasks": tasks} if tasks else {})
+        }
+        scores |= {name: entry for name, entry in (("tasks", tasks), ("teachers", teachers)) if entry}
         write_json(self.payload("eval", name, "scores.json"), scores)
         lines = [json.dumps(row) + "\n" for row in rows]
         self.payload("eval", name, "responses.jsonl").write_text("".join(lines), encoding="utf-8")

@@ -1,19 +1,21 @@
 """Where evaluated models part from a teacher, as the report shows it."""
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
 from snaketune.report.data.results import ResultSet
-from snaketune.report.text import decimal, percent, whole
+from snaketune.report.text import clean, decimal, percent, whole
 
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherComparison:
-    """One model in one evaluation with `teacher_of`; `parting` as `evaluation.agreement` writes it."""
+    """One model in one evaluation with `teacher_of`, and the cells of its table: the teacher's token, the model's, how often,
+    nats, and the text before."""
 
     model: str
     about: str
-    parting: list[dict[str, Any]]
+    parting: list[list[str]]
 
 
 def teacher_comparisons(results: ResultSet) -> list[TeacherComparison]:
@@ -23,12 +25,19 @@ def teacher_comparisons(results: ResultSet) -> list[TeacherComparison]:
             model=scored.model,
             about=f"{scored.evaluation}: {_with_interval(entry, 'agreement', percent)} the same token, "
             f"{_with_interval(entry, 'kl', decimal)} nats per token, {whole(entry['tokens'])} tokens",
-            parting=entry["parting"],
+            parting=[_cells(parting) for parting in entry["parting"]],
         )
         for scored in results.scored
         for entry in (scored.scores.get("teachers") or {}).values()
         if entry["tokens"]
     ]
+
+
+def _cells(parting: dict[str, Any]) -> list[str]:
+    teacher, model, after = (
+        clean(json.dumps(parting[key], ensure_ascii=False)) for key in ("teacher", "model", "after")
+    )
+    return [teacher, model, whole(parting["count"]), decimal(parting["nats"]), after]
 
 
 def _with_interval(entry: dict[str, Any], name: str, shown: Any) -> str:
