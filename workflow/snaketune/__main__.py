@@ -103,6 +103,10 @@ def _run_command(options: argparse.Namespace) -> int:
             from snaketune.diagnostics.verified import print_verified
 
             return print_verified(options.manifests)
+        case "replay":
+            from snaketune.diagnostics.replay import replay
+
+            return max(replay(manifest, options.steps) for manifest in options.manifests)
         case "doctor":
             from snaketune.diagnostics import node_comparison
 
@@ -221,6 +225,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MANIFEST",
         help="such as results/verification/sft-demo/manifest.json",
     )
+    replay = commands.add_parser(
+        "replay", help="repeat the first steps of finished trainings, and compare with their record"
+    )
+    replay.add_argument(
+        "manifests", nargs="+", type=Path, metavar="MANIFEST", help="such as results/sft/demo/manifest.json"
+    )
+    replay.add_argument("--steps", type=int, default=20, metavar="N", help="at least so many (default: %(default)s)")
     commands.add_parser("accept", help="accept code changes: all results count as made with the current code")
     return parser
 
