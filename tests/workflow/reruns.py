@@ -245,7 +245,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "doctor.repeats": ({"doctor": {"repeats": 5}}, set()),
     # Checks are a target of their own, and shown where the config asks for it.
     "verify.rows": ({"verify": {"rows": 2}}, set()),
-    "verify.report": ({"verify": {"report": True}}, {"verification"} | REPORT | CARD),
+    "verify.report": ({"verify": {"report": True}}, REPORT | CARD),
     "reruns_on": ({"reruns_on": {"sft": "versions"}}, set()),
     "tracking.project": ({"tracking": {"project": "other"}}, set()),
     "tracking.tensorboard": ({"tracking": {"tensorboard": False}}, set()),
