@@ -245,7 +245,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "doctor.repeats": ({"doctor": {"repeats": 5}}, set()),
     # Checks are a target of their own, and shown where the config asks for it.
     "verify.rows": ({"verify": {"rows": 2}}, set()),
-    "verify.report": ({"verify": {"report": True}}, {"verification"} | REPORT | CARD),
+    "verify.report": ({"verify": {"report": True}}, REPORT | CARD),
     "reruns_on": ({"reruns_on": {"sft": "versions"}}, set()),
     "tracking.project": ({"tracking": {"project": "other"}}, set()),
     "tracking.tensorboard": ({"tracking": {"tensorboard": False}}, set()),
@@ -603,8 +603,7 @@ for key, value in {"type": "fp4", "double": False}.items():
         TAUGHT | {"teacher.big.quantization": {}}, {f"teacher.big.quantization.{key}": value}, {"teacher"}
     )  # fmt: skip
 for key, value in {"gpus": 0, "allow_cpu": True, "parts": 2}.items():
-    parts = {"teacher_pass"} if key == "parts" else set()
-    TABLE[f"teacher.operation.{key}"] = (TAUGHT | {"teacher.big.operation": {key: value}}, TEACHER | parts)
+    TABLE[f"teacher.operation.{key}"] = (TAUGHT | {"teacher.big.operation": {key: value}}, TEACHER)
     SINGLE[f"teacher.operation.{key}"] = (TAUGHT, {f"teacher.big.operation.{key}": value}, set())
 for key, value in {"weight": 0.9, "temperature": 2.0, "loss": "jsd"}.items():
     TABLE[f"sft.distill.{key}"] = (TAUGHT | {f"sft.run.distill.{key}": value}, TEACHER)

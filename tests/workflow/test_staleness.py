@@ -42,7 +42,7 @@ def test_a_key_alone_changes_the_jobs_that_read_it(finished, key, monkeypatch):
     plans = [JobGraph(*load(config)) for config in (one, put(one, edit))]
     specs = [{(j.stage, j.name.split("-")[0]): canonical(j.spec) for j in plan.jobs.values()} for plan in plans]
     changed = {name[0] for name in specs[0] if specs[0][name] != specs[1].get(name)}
-    changed -= {"card", "report", "preflight", "calibrate", "timing", "bottleneck"}
+    changed -= {"card", "report", "preflight", "calibrate", "timing", "bottleneck", "verification"}
     assert changed == expected
 
 
@@ -114,7 +114,7 @@ def test_every_config_key_makes_exactly_the_jobs_of_its_row_stale(ready, key, mo
     monkeypatch.chdir(ready.folder)
     plan = JobGraph(*load(put(ready.config, TABLE[key][0])))
     results = Results(code_of=code_of, reruns_on=plan.config.reruns_on)
-    apart = ("preflight", "calibrate", "ref_pass", "timing", "bottleneck")
+    apart = ("preflight", "calibrate", "ref_pass", "teacher_pass", "timing", "bottleneck", "verification")
     requested = [job for job in plan.jobs.values() if job.stage not in apart]
     assert {job.stage for job in requested if not results.of(job).current} == TABLE[key][1]
 
