@@ -590,10 +590,8 @@ TEACHER = {"teacher"} | SFT
 TABLE["teacher.model"] = TABLE["sft.distill.teacher"] = (TAUGHT, TEACHER)
 SINGLE["teacher.model"] = (TAUGHT | {"sft.large": "=sft.big"}, {"teacher.big.model": "sft:large"}, set())
 SINGLE["sft.distill.teacher"] = (
-    TAUGHT | {"teacher.other": "=teacher.big"},
-    {"sft.run.distill.teacher": "other"},
-    set(),
-)
+    TAUGHT | {"teacher.other": "=teacher.big"}, {"sft.run.distill.teacher": "other"}, {"teacher"}
+)  # fmt: skip
 for key, value in {"k": 8, "precision": "bfloat16"}.items():
     TABLE[f"teacher.{key}"] = (TAUGHT | {f"teacher.big.{key}": value}, TEACHER)
     SINGLE[f"teacher.{key}"] = (TAUGHT, {f"teacher.big.{key}": value}, {"teacher"})
