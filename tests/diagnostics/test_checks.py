@@ -14,6 +14,7 @@ from benchmarks.families.tiny import tiny_config
 from benchmarks.families.tiny import tiny_model as family_model
 
 from snaketune.config.lora import Lora
+from snaketune.diagnostics import verified_training
 from snaketune.diagnostics.checks import gradients, recomputed, sequences, turns, weights
 from snaketune.diagnostics.checks.check import attempted, judged
 from snaketune.diagnostics.verified import as_text
@@ -324,6 +325,16 @@ def test_what_cant_be_checked_is_listed_with_the_reason_and_other_errors_are_our
     assert attempted("a", "b", full).reason == "memory ran out; lower verify.rows"
     with pytest.raises(ZeroDivisionError):
         attempted("a", "b", lambda: 1 / 0)
+
+
+def test_what_a_training_lacks_is_the_reason(monkeypatch):
+    nothing = SimpleNamespace(spec=SimpleNamespace(gguf_type=None), gguf=[], ref_logps=[], evaluation=[])
+    for check in (verified_training.gguf, verified_training.reference, verified_training.evaluation):
+        assert attempted("a", "b", lambda check=check: check(nothing)).status == "not checked"
+    monkeypatch.setattr(verified_training.importlib.util, "find_spec", lambda name: None)
+    made = SimpleNamespace(spec=SimpleNamespace(gguf_type="f16"), gguf=["made"])
+    result = attempted("a", "b", lambda: verified_training.gguf(made))
+    assert result.reason == "reading a GGUF file needs the package gguf; install it with pip"
 
 
 def test_a_figure_that_isnt_a_number_fails():

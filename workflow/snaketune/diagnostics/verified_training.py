@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
@@ -154,6 +156,18 @@ class FinishedTraining:
         chosen = (rows[number] for number in sequences.random_rows(rows, self.spec.rows))
         return [sequence for row in chosen for document in sequences.documents_of(row) for sequence in document]
 
+    @cached_property
+    def conversations(self) -> list[turns.Conversation]:
+        """Conversations, or pairs, of some training rows. SnaketuneError: the corpus has none."""
+        rows, listed = open_rows(self.pack, "train"), list(documents(self.pack, "train"))
+        chosen = sequences.random_rows(rows, self.spec.rows)
+        ids = pa.array([document["id"] for document in listed if document["row"] in {*chosen}], pa.string())
+        corpus = read_table(self.corpus.file("train.arrow"))
+        read = corpus.filter(pc.is_in(corpus["id"], value_set=ids)).to_pylist()
+        if any(turn["role"] == TEXT for row in read for turn in row.get("messages", ())):
+            raise SnaketuneError("its rows are text without turns")
+        return turns.conversations_in(rows, chosen, listed, read)
+
     @property
     def texts(self) -> list[sequences.Sequence]:
         """Those of which logits are compared."""
@@ -205,22 +219,12 @@ def gguf(finished: FinishedTraining) -> Check:
     return weights.gguf_equals_hugging_face(finished.loaded, read, finished.texts, tolerance)
 
 
-def conversations(finished: FinishedTraining) -> list[turns.Conversation]:
-    rows = open_rows(finished.pack, "train")
-    corpus = read_table(finished.corpus.file("train.arrow"))
-    listed_rows = corpus.to_pylist()
-    if any(turn["role"] == TEXT for row in listed_rows[:1] for turn in row.get("messages", ())):
-        raise SnaketuneError("its rows are text without turns")
-    chosen, listed = sequences.random_rows(rows, finished.spec.rows), list(documents(finished.pack, "train"))
-    return turns.conversations_in(rows, chosen, listed, listed_rows)
-
-
 def prompts(finished: FinishedTraining) -> Check:
-    return turns.prompts_are_those_of_generate(finished.chat, conversations(finished))
+    return turns.prompts_are_those_of_generate(finished.chat, finished.conversations)
 
 
 def supervised(finished: FinishedTraining) -> Check:
-    return turns.supervised_is_the_answer(finished.chat, conversations(finished))
+    return turns.supervised_is_the_answer(finished.chat, finished.conversations)
 
 
 def end_of_turn(finished: FinishedTraining) -> Check:
@@ -246,8 +250,8 @@ def reference(finished: FinishedTraining) -> Check:
     ids: dict[int, list[str]] = {number: [] for number in chosen}
     for document in documents(finished.pack, "train"):
         ids.get(document["row"], []).append(document["id"])
-    # The coarser of the two computations.
-    dtype = min(stored.manifest["dtype"], tested.compute.about()["dtype"])
+    dtypes = stored.manifest["dtype"], tested.compute.about()["dtype"]
+    dtype = "bfloat16" if "bfloat16" in dtypes else "float32"
     return recomputed.reference_equals_recomputed(
         loaded, rows, chosen, list(ids.values()), read_ref_logps(stored, "train"), dtype, tested.compute.autocast()
     )

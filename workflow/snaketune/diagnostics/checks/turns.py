@@ -50,7 +50,7 @@ def conversations_in(
 
     Args:
         documents: of all rows, in their order.
-        corpus: rows of the corpus.
+        corpus: rows of the corpus, at least those of the conversations.
     """
     by_id = {row["id"]: row for row in corpus}
     times: dict[str, int] = {}
