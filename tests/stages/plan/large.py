@@ -57,6 +57,13 @@ CONFIG: dict[str, Any] = {
             "training": FIXED,
             "license": "apache-2.0",
         },
+        "taught": {
+            "use_base": "sft:scratch",
+            "corpus": "chat",
+            "tokenizer": "own",
+            "training": FIXED,
+            "distill": {"teacher": "chatty"},
+        },
         "raw": {
             "base": {"path": "base"},
             "corpus": "chat",
@@ -146,6 +153,7 @@ CONFIG: dict[str, Any] = {
         "changes": {"wide": {"packing.length": 512}, "few": {"training.batch_rows": 4}},
         "repeats": 2,
     },
+    "teacher": {"chatty": {"model": "sft:chatty", "operation": {"parts": 2}}},
     "verify": {"rows": 2, "report": True},
     "report": {"title": "everything"},
     "push": {"best": {"model": "dpo:plain", "repository": "someone/model"}},
