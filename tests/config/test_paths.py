@@ -97,7 +97,8 @@ def same_as(edit: dict) -> dict[str, str]:
     config = copy.deepcopy(CONFIG)
     config["dpo"] |= edit
     config["eval"]["both"]["models"] = ["dpo:run", *(f"dpo:{name}" for name in edit)]
-    return {manifest: job.manifest for manifest, job in plan_of(config).same_as.items()}
+    same = {manifest: job for manifest, job in plan_of(config).same_as.items() if job.stage != "verification"}
+    return {manifest: job.manifest for manifest, job in same.items()}
 
 
 def test_a_variant_that_equals_its_parent_depends_on_it_and_so_do_its_dependents():

@@ -64,7 +64,13 @@ def test_the_table_has_every_declared_stage():
 
 
 # Rows of a corpus may be responses of a model, which is trained on another corpus; a reference may be a DPO run's model.
-READ_BEFORE = {"corpus": {"select"}, "prompts": {"score", "judge", "rate"}, "ref_logps": {"dpo"}}
+# A teacher is a trained model.
+READ_BEFORE = {
+    "corpus": {"select"},
+    "prompts": {"score", "judge", "rate"},
+    "ref_logps": {"dpo"},
+    "teacher": {"sft", "dpo"},
+}
 
 
 def test_a_stage_reads_results_of_stages_before_it_or_its_own():

@@ -117,7 +117,7 @@ def test_the_planner_counts_what_the_fingerprint_does(stage, role):
 
 
 # Modules that read the manifest as it is: to refuse an input, or to describe it.
-PROVENANCE = {"models.adapter_stack", "training.reference.logps_table"}
+PROVENANCE = {"models.adapter_stack", "training.reference.logps_table", "training.reference.teacher_file"}
 
 
 def test_no_stage_reads_entries_that_no_stage_counts():
@@ -135,6 +135,7 @@ def test_no_stage_reads_entries_that_no_stage_counts():
     # Parts are no inputs: they are read when the key is computed already, and those of another computation are refused.
     assert uncounted == {
         *(("snaketune.training.reference.gather", one) for one in ("inputs", "rows")),
+        *(("snaketune.training.reference.teacher_rows", one) for one in ("losses", "rows")),
         *(("snaketune.sampling.response_table", one) for one in ("inputs", "rows", "engine")),
     }
     assert provenance == PROVENANCE

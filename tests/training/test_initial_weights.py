@@ -272,7 +272,7 @@ def test_a_reference_of_another_vocabulary_is_refused(tmp_path, tokenizer):
     vocabulary = Tokenizer.from_file(str(file)).get_vocab()
     turned = dict(zip(vocabulary, reversed(list(vocabulary.values())), strict=True))
     Tokenizer(models.WordLevel(turned, unk_token=next(iter(turned)))).save(str(file))
-    with pytest.raises(SnaketuneError, match=r"dpo\.reference: \d+ of \d+ tokens in the pairs are different in"):
+    with pytest.raises(SnaketuneError, match=r"dpo\.reference: \d+ of \d+ tokens are different in"):
         run.refer()
     file.unlink()
     with pytest.raises(SnaketuneError, match=r"has no tokenizer\.json"):

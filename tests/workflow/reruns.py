@@ -587,8 +587,7 @@ REFUSED |= {
 # A teacher: an equal run teaches the one of the micro config.
 TAUGHT = {"sft.big": "=sft.run", "teacher.big": {"model": "sft:big"}, "sft.run.distill": {"teacher": "big"}}
 TEACHER = {"teacher"} | SFT
-TABLE["teacher.model"] = TABLE["sft.distill.teacher"] = (TAUGHT, TEACHER)
-SINGLE["teacher.model"] = (TAUGHT | {"sft.large": "=sft.big"}, {"teacher.big.model": "sft:large"}, set())
+TABLE["sft.distill.teacher"] = (TAUGHT, TEACHER)
 SINGLE["sft.distill.teacher"] = (
     TAUGHT | {"teacher.other": "=teacher.big"}, {"sft.run.distill.teacher": "other"}, {"teacher"}
 )  # fmt: skip
@@ -609,3 +608,10 @@ for key, value in {"weight": 0.9, "temperature": 2.0, "loss": "jsd"}.items():
     SINGLE[f"sft.distill.{key}"] = (TAUGHT, {f"sft.run.distill.{key}": value}, counted)
 TABLE["eval.teacher_of"] = (TAUGHT | {"eval.both.teacher_of": "run"}, TEACHER)
 SINGLE["eval.teacher_of"] = (TAUGHT, {"eval.both.teacher_of": "run"}, {"eval"})
+MODEL = {
+    "path": {"path": "other/model"}, "revision": {"revision": "f00"}, "trust_remote_code": {"trust_remote_code": True},
+    "rope.type": {"rope": {**ROPE, "type": "linear"}}, "rope.factor": {"rope": {**ROPE, "factor": 2.0}},
+    "rope.original_max_position_embeddings": {"rope": {**ROPE, "original_max_position_embeddings": 512}},
+}  # fmt: skip
+for key, value in MODEL.items():
+    TABLE[f"teacher.model.{key}"] = (TAUGHT | {"teacher.big.model": PRETRAINED | value}, TEACHER)

@@ -147,7 +147,7 @@ def test_every_command_names_a_job_file_with_the_planned_content(ready, monkeypa
         for stage, path in commands
     }
     # The batch plan is configured, so that nothing is measured.
-    jobs = [job for job in plan.jobs.values() if job.stage not in ("calibrate", "timing", "bottleneck")]
+    jobs = [job for job in plan.jobs.values() if job.stage not in ("calibrate", "timing", "bottleneck", "verification")]
     assert files.keys() == {job_file_of(job.stage, job.name) for job in jobs}
     for job in jobs:
         stage, held = files[job_file_of(job.stage, job.name)]
@@ -257,7 +257,7 @@ def test_editing_a_module_reruns_the_stages_whose_result_it_shapes(finished, pac
         digests_now = digests()
         # Modules that the planner shares with later stages rerun those too, but never an earlier one.
         # Preflight and calibration are needed only for trainings that run again.
-        asked_apart = {"preflight", "calibrate", "timing", "bottleneck"}
+        asked_apart = {"preflight", "calibrate", "timing", "bottleneck", "verification"}
         assert {job.stage for job in plan.jobs.values() if rerun(job)} - asked_apart == expected, module
         path.write_text(before, encoding="utf-8")
 

@@ -21,18 +21,3 @@ rule verification:
         line_of("verification/{wildcards.name}")
     shell:
         "python -m snaketune verification {input.job:q} 2>&1 | tee {log:q}"
-
-
-rule verify:
-    """Print the checks of all finished trainings, and end with an error if one of them failed."""
-    input:
-        results_of("verification", key="sft"),
-    log:
-        "results/logs/verify.log",
-    localrule: True
-    conda:
-        "../../envs/data.yaml"
-    params:
-        manifests=lambda wildcards: [job.manifest for job in adapter.graph.stage("verification")],
-    shell:
-        "python -m snaketune verify {params.manifests:q} 2>&1 | tee {log:q}"

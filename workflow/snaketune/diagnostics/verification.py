@@ -37,7 +37,6 @@ STAGE = Stage(
     operation=("gpus", "allow_cpu", "load_in_memory", "share_kernels"),
     takes_operation=True,
     cost=ModelCost(flops=0),
-    group="models",
 )
 
 

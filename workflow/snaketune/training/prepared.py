@@ -109,8 +109,8 @@ class PreparedTraining:
         """The arguments of the trainer that define its loss."""
         spec = self.run.spec
         if isinstance(spec, SftSpec):
-            distillation = spec.distill and Distillation(**spec.distill.model_dump())
-            return {"loss": spec.loss, "distillation": distillation}
+            taught = {"distillation": Distillation(**spec.distill.model_dump())} if spec.distill else {}
+            return {"loss": spec.loss} | taught
         if isinstance(spec, DpoSpec):
             return {"settings": spec.settings}
         centers = spec.center_rewards_coefficient

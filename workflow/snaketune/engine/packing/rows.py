@@ -58,6 +58,9 @@ class PackedRows:
     have weights.
     """
 
+    # Only rows of a training with a teacher have its columns.
+    teacher: RowColumns | None = None
+
     def __init__(
         self,
         batches: Sequence[pa.RecordBatch],
@@ -67,11 +70,10 @@ class PackedRows:
         order: str = "shuffled",
         weighted: bool = False,
         documents: DocumentColumns | None = None,
-        teacher: RowColumns | None = None,
     ):
         """Args: batches: in the format of `engine.packing.shards`, none empty; lists: their columns of lists."""
         self.lists, self.row_length, self.order, self.weighted = lists, row_length, order, weighted
-        self.documents, self.teacher = documents, teacher
+        self.documents = documents
         self.batches = [views_of(batch, lists) for batch in batches]
         self.offsets = offsets_of(np.array([len(batch) for batch in batches], np.int64))
 
