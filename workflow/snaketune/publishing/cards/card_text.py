@@ -145,7 +145,8 @@ def card_text(results: CardResults) -> str:
     versions = {name: version for run in runs for name, version in run.manifest["versions"].items() if version}
     # A continued adapter replaces the adapter of the SFT run.
     continued = bool(results.model.spec.get("continued"))
-    checks = [row for result in results.of("verification") for row in table(checks_in(result.artifact))]
+    checks = [check for result in results.of("verification") for check in checks_in(result.artifact)]
+    made = [check for check in checks if check["status"] != "not checked"]
     environment = Environment(
         loader=PackageLoader("snaketune", "publishing/cards/templates"),
         undefined=StrictUndefined,
@@ -173,10 +174,8 @@ def card_text(results: CardResults) -> str:
             ]
             for score in results.scores
         ],
-        checks=[row[1:4] + row[:1] for row in checks if row[0] != "not checked"],
-        unchecked=[
-            f"{escaped(row[1])} ({escaped(row[4].rpartition('; ')[2])})" for row in checks if row[0] == "not checked"
-        ],
+        checks=[row[1:4] + row[:1] for row in table(made)],
+        unchecked=[f"{escaped(check['name'])} ({escaped(check['reason'])})" for check in checks if check not in made],
         base_name=_base_name(results.trainings[2 if continued else 1 :]),
         has_plain_base=continued or len(runs) == 1,
         only_text=all(corpus.spec["kind"] == "text" for corpus in results.corpora),

@@ -19,13 +19,12 @@ from snaketune.stages.plan.data_jobs import (
     tokenizer_job,
     trusts_remote_code,
 )
+from snaketune.stages.plan.passes import named_weights, plan_pass
 from snaketune.stages.plan.training_jobs import (
     base_of_model,
     base_of_start,
-    run_job,
     start_of,
     training_job,
-    weights_of,
 )
 from snaketune.stages.specs import RefLogpsSpec, RefPassSpec, canonical
 
@@ -78,18 +77,9 @@ def _ref_logps_job(context: Context, key: Key) -> Job:
         # A run that doesn't share kernels refuses what another kernel computed.
         share_kernels=all(dpo.reference_pass.share_kernels for dpo in runs),
     )
-    count = max(dpo.reference_pass.parts for dpo in runs)
-    specs = [RefPassSpec(**dict(spec), part=part + 1, parts=count) for part in range(count)] if count > 1 else []
-    parts = tuple(
-        context.plan(
-            "ref_pass", f"{name}/{pass_spec.part}-of-{count}", pass_spec, operation=operation, after=first, **inputs
-        )
-        for pass_spec in specs
-    )
-    if parts:
-        pattern = parts[0].manifest.replace(f"/1-of-{count}/", f"/*-of-{count}/")
-        operation = operation.model_copy(update={"parts": pattern})
-    return context.plan("ref_logps", name, spec, operation=operation, after=(*first, *parts), **inputs)
+    parts = max(dpo.reference_pass.parts for dpo in runs)
+    specs = spec, RefPassSpec
+    return plan_pass(context, ("ref_logps", "ref_pass"), name, specs, parts, operation, after=first, **inputs)
 
 
 @cached
@@ -107,11 +97,7 @@ def _runs_by_reference(context: Context) -> dict[Key, list[Dpo]]:
 
 def reference_weights(context: Context, run: Dpo) -> Weights:
     """The reference of a run: the model that it starts from, unless it names another."""
-    if isinstance(run.reference, Pretrained):
-        return Weights(base=run.reference)
-    if run.reference:
-        return weights_of(context, context.config.run_of(run.reference), run_job(context, run.reference))
-    return start_of(context, run)
+    return named_weights(context, run.reference) if run.reference else start_of(context, run)
 
 
 def _reference_name(run: Dpo) -> str:

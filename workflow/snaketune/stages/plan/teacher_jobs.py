@@ -2,11 +2,13 @@
 and pack with a digest of the spec, and runs share them."""
 
 from snaketune.config.base_models import Pretrained
+from snaketune.config.named_entries import sft_of
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Sft
 from snaketune.stages.job import Job, short_digest
-from snaketune.stages.plan.data_jobs import Context, Weights, pack_of, tokenizer_job, trusts_remote_code
-from snaketune.stages.plan.training_jobs import base_of_model, run_job, weights_of
+from snaketune.stages.plan.data_jobs import Context, pack_of, tokenizer_job, trusts_remote_code
+from snaketune.stages.plan.passes import named_weights, plan_pass
+from snaketune.stages.plan.training_jobs import base_of_model
 from snaketune.stages.specs import TeacherPassSpec, TeacherSpec
 
 
@@ -16,13 +18,12 @@ def teacher_job(context: Context, run: Sft) -> Job:
     config, name = context.config, run.distill.teacher
     teacher, pack = config.teacher[name], pack_of(context, run)
     model, settings = teacher.model, teacher.operation
+    weights = named_weights(context, model)
     if isinstance(model, Pretrained):
-        weights, base, trusted = Weights(base=model), model, model.trust_remote_code
+        base, trusted = model, model.trust_remote_code
     else:
-        weights = weights_of(context, config.run_of(model), run_job(context, model))
-        section, _, of = model.partition(":")
         base = base_of_model(config, model)
-        trusted = trusts_remote_code(config, of if section == "sft" else config.sft_below(config.dpo[of]))
+        trusted = trusts_remote_code(config, sft_of(config, *model.split(":")))
     spec = TeacherSpec(
         precision=teacher.precision,
         frozen_weights=True,
@@ -39,13 +40,5 @@ def teacher_job(context: Context, run: Sft) -> Job:
         "artifacts": weights.artifacts | {"pack": (pack,), "tokenizer": (tokenizer_job(context, run.tokenizer),)},
         "files": {"base": weights.files},
     }
-    operation, count = Execution(gpus=settings.gpus, allow_cpu=settings.allow_cpu), settings.parts
-    specs = [TeacherPassSpec(**dict(spec), part=part + 1, parts=count) for part in range(count)] if count > 1 else []
-    parts = tuple(
-        context.plan("teacher_pass", f"{job_name}/{part.part}-of-{count}", part, operation=operation, **inputs)
-        for part in specs
-    )
-    if parts:
-        pattern = parts[0].manifest.replace(f"/1-of-{count}/", f"/*-of-{count}/")
-        operation = operation.model_copy(update={"parts": pattern})
-    return context.plan("teacher", job_name, spec, operation=operation, after=parts, **inputs)
+    operation, specs = Execution(gpus=settings.gpus, allow_cpu=settings.allow_cpu), (spec, TeacherPassSpec)
+    return plan_pass(context, ("teacher", "teacher_pass"), job_name, specs, settings.parts, operation, **inputs)
