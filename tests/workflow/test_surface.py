@@ -136,8 +136,8 @@ def test_every_recipe_plans(recipe, tmp_path):
 def test_all_recipes_ship():
     assert [path.stem for path in RECIPES] == [
         "distill-smollm2", "distill", "gpt-oss-20b-lora", "gsm8k-local", "llama3.1-70b-qlora-2x8", "mistral-7b-qlora",
-        "mixed-data", "phi3-mini-qlora", "qwen2.5-7b-lora", "qwen3-8b-full", "qwen3.5-27b-lora", "reward-demo", "rounds-smollm2",
-        "rounds", "smollm2-135m", "tiny-23m",
+        "mixed-data", "phi3-mini-qlora", "qwen2.5-7b-lora", "qwen3-8b-full", "qwen3.5-27b-lora", "reward-demo",
+        "rounds-smollm2", "rounds", "smollm2-135m", "tiny-23m",
     ]  # fmt: skip
 
 
