@@ -39,7 +39,7 @@ def plan_pass(
         context.plan(
             part_stage,
             f"{name}/{part}-of-{parts}",
-            part_spec(**dict(spec), part=part, parts=parts),
+            part_spec.model_validate(dict(spec) | {"part": part, "parts": parts}),
             operation=operation,
             after=after,
             **inputs,
