@@ -75,7 +75,8 @@ def put(config: dict, edit: dict) -> dict:
         if isinstance(value, str) and value.startswith("="):
             first, second = value[1:].split(".")
             value = copy.deepcopy(config[first][second])
-        section[int(leaf) if isinstance(section, list) else leaf] = value
+        # A later edit may change what an earlier one has put here, and the table's own values stay as they are.
+        section[int(leaf) if isinstance(section, list) else leaf] = copy.deepcopy(value)
     return config
 
 
