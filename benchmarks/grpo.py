@@ -63,7 +63,7 @@ def is_right(pattern: re.Pattern, response: str, answer: str) -> bool:
 
 def prompts_of(results: Path, corpus: str, split: str) -> Dataset:
     """Prompts with their checkable answers."""
-    rows = read_table(results / f"corpus/{corpus}/rows/{split}.arrow").to_pylist()
+    rows = read_table(results / f"corpus/{corpus}/rows/{split}-00000.arrow").to_pylist()
     return Dataset.from_list(
         [
             {"id": row["id"], "answer": row["answer"], "prompt": [_message(turn) for turn in row["messages"][:-1]]}

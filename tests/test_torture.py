@@ -40,7 +40,7 @@ def test_a_chain_killed_before_its_manifest_comes_to_the_undisturbed_results(ref
     assert not chain.manifests()
     trial.recover(unlock=True)
     # A result that differs from the undisturbed one is reported.
-    rows = chain.results / "corpus/chat/rows/train.arrow"
+    rows = chain.results / "corpus/chat/rows/train-00000.arrow"
     rows.chmod(0o644)
     rows.write_bytes(rows.read_bytes()[:-1] + b"!")
     with pytest.raises(Failed, match=r"corpus/chat/manifest\.json: not as it says: train\.arrow"):

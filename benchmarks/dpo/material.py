@@ -79,7 +79,7 @@ def packed_ids(project: Project, run_name: str) -> set[str]:
 
 def corpus_rows(project: Project, corpus: str) -> list[dict[str, Any]]:
     """Read the canonical rows of a corpus: id, prompt, chosen, rejected."""
-    return read_table(project.folder / "results/corpus" / corpus / "rows/train.arrow").to_pylist()
+    return read_table(project.folder / "results/corpus" / corpus / "rows/train-00000.arrow").to_pylist()
 
 
 def _corpus(source: dict[str, Any]) -> dict[str, Any]:

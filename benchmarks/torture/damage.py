@@ -11,7 +11,7 @@ from benchmarks.torture.trials import SECONDS, Trial
 
 # Who reads them, by stage; the chain is run as if it had come no further than the stage itself.
 PAYLOADS = (
-    "corpus/pairs/rows/train.arrow", "corpus/chat/rows/held_out.arrow",
+    "corpus/pairs/rows/train-00000.arrow", "corpus/chat/rows/held_out-00000.arrow",
     "tokenizer/small/tokenizer/tokenizer.json", "tokenizer/small/tokenizer/sentencepiece.model",
     "tokenizer/small/tokenizer/chat_template.jinja",
     "tokenize/pairs-*/1-of-1/tokens/train-index.arrow", "tokenize/chat-*/1-of-1/tokens/train-ids.arrow",

@@ -30,11 +30,11 @@ class Built:
 
     @property
     def train(self) -> list[dict[str, Any]]:
-        return read_table(self.folder / "train.arrow").to_pylist()
+        return read_table(self.folder / "train-00000.arrow").to_pylist()
 
     @property
     def held_out(self) -> list[dict[str, Any]]:
-        return read_table(self.folder / "held_out.arrow").to_pylist()
+        return read_table(self.folder / "held_out-00000.arrow").to_pylist()
 
     @property
     def quarantine(self) -> list[dict[str, Any]]:

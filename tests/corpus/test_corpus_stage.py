@@ -42,7 +42,7 @@ def test_both_files_are_there_with_the_schema_even_when_empty(make, chat, kind, 
         "text": {"text": "a"},
     }
     built = make([rows[kind]], kind=kind, held_out=share)
-    tables = {name: read_table(built.folder / f"{name}.arrow") for name in ("train", "held_out")}
+    tables = {name: read_table(built.folder / f"{name}-00000.arrow") for name in ("train", "held_out")}
     assert all(table.schema == SCHEMAS[kind] for table in tables.values())
     assert {name: table.num_rows for name, table in tables.items()} == {"train": 1 - share, "held_out": share}
 
@@ -140,7 +140,7 @@ def test_same_rows_same_bytes(make, chat):
         held_out=0.2,
     )
     again = make([chat(*row) for row in rows], held_out=0.2)
-    for name in ("train.arrow", "held_out.arrow"):
+    for name in ("train-00000.arrow", "held_out-00000.arrow"):
         content = (one.folder / name).read_bytes()
         assert content == (two.folder / name).read_bytes() == (again.folder / name).read_bytes()
     assert one.counts == again.counts
@@ -185,7 +185,7 @@ def test_several_sources(make, chat, tmp_path):
     work.start()
     inputs = {"against": [], "against_files": []}
     outcome = build(corpus, work, files=[tmp_path / "chat.jsonl", tmp_path / "svamp.json"], **inputs)
-    rows = read_table(work.payload / "train.arrow").to_pylist()
+    rows = read_table(work.payload / "train-00000.arrow").to_pylist()
     assert [(row["messages"][0]["content"], row["answer"]) for row in rows] == [("Hi", None), ("A. B?", "5")]
     assert [source["layouts"] for source in outcome.counts["sources"]] == [{"messages": 1}, {"prompt-response": 1}]
     assert outcome.records == ("quarantine.jsonl",)
@@ -206,7 +206,7 @@ def test_preferences_record_their_source(tmp_path):
     work.start()
     files = [tmp_path / "first.json", tmp_path / "second.json"]
     build(spec, work, files=files, against=[], against_files=[])
-    rows = read_table(work.payload / "train.arrow").to_pylist()
+    rows = read_table(work.payload / "train-00000.arrow").to_pylist()
     assert [(row["prompt"][0]["content"], row["source"]) for row in rows] == [
         ("q0", 0), ("q1", 0), ("q2", 0), ("q7", 1), ("q7", 1), ("q8", 1), ("q8", 1)
     ]  # fmt: skip
@@ -331,7 +331,7 @@ def test_every_row_is_counted(lines, kind, held_out):
         assert balances(counts)
         assert counts["read"] == sum(1 for line in content.split(b"\n") if line and not line.isspace())
         for split, expected in counts["kept"].items():
-            assert read_table(work.payload / f"{split}.arrow").num_rows == expected
+            assert read_table(work.payload / f"{split}-00000.arrow").num_rows == expected
         # Lines as JSONL has them: a text may hold other characters that splitlines() would cut at.
         with (work.payload / "quarantine.jsonl").open("rb") as file:
             bad = [json.loads(line) for line in file]

@@ -80,9 +80,9 @@ def test_the_column_is_there_only_where_a_row_has_variables(make):
     plain = make([CHAT])
     for value in (None, {}):
         empty = make([CHAT | {"v": value}], source=source)
-        assert (empty.folder / "train.arrow").read_bytes() == (plain.folder / "train.arrow").read_bytes()
+        assert (empty.folder / "train-00000.arrow").read_bytes() == (plain.folder / "train-00000.arrow").read_bytes()
     filled = make([CHAT | {"v": MODES}], source=source)
-    assert read_table(filled.folder / "train.arrow").schema == SCHEMAS[CONVERSATIONS].append(VARIABLES)
+    assert read_table(filled.folder / "train-00000.arrow").schema == SCHEMAS[CONVERSATIONS].append(VARIABLES)
     weighted = make([CHAT | {"v": MODES, "w": 0.5}], source={"fields": {"template_variables": "v", "weight": "w"}})
     assert json.loads(weighted.train[0]["template_variables"]) == MODES
     assert [turn["weight"] for turn in weighted.train[0]["messages"]] == [0.5, 0.5]

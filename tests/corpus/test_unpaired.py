@@ -29,7 +29,7 @@ def test_texts_and_turns_are_read_alike_and_keep_their_order(make):
     made = make(rows, kind="unpaired")
     assert summary(made.train) == [("q", "x", True), ("q", "y", False), ("r", "x", True), ("q", "z", False)]
     assert made.train[2]["prompt"][0] == {"role": "system", "content": "s", "supervised": True}
-    assert read_table(made.folder / "train.arrow").schema == SCHEMAS["unpaired"]
+    assert read_table(made.folder / "train-00000.arrow").schema == SCHEMAS["unpaired"]
     assert SCHEMAS["unpaired"].field("completion").type == MESSAGES
 
 

@@ -43,7 +43,7 @@ class Family:
     def corpus_of(self, name: str, rows: list[dict[str, Any]], answers: int = 0) -> Artifact:
         """Args: answers: how many of the held-out rows have a checkable one."""
         made = corpus(self.folder / name, "sft", rows, held_out=20)
-        held_out = made.folder / "held_out.arrow"
+        held_out = made.folder / "held_out-00000.arrow"
         known = pa.array(["4"] * answers + [None] * (20 - answers), pa.string())
         # A mapped file can't be written to.
         answered = held_out.with_name("answered.arrow")

@@ -203,7 +203,7 @@ def conversations(request, tmp_path_factory, tokenizer) -> list[turns.Conversati
     pack = chain.pack(folder / "pack", corpus, tokenizer, kind)
     packed, listed = open_rows(pack, "train"), list(documents(pack, "train"))
     found = turns.conversations_in(
-        packed, list(range(len(packed))), listed, read_table(corpus.file("train.arrow")).to_pylist()
+        packed, list(range(len(packed))), listed, read_table(corpus.file("train-00000.arrow")).to_pylist()
     )
     assert len(found) == len(listed)
     return found

@@ -37,8 +37,8 @@ def corpus(folder: Path, kind: str, rows: list[dict[str, Any]], held_out: int = 
     table = table.append_column("source", pa.array([row.get("source", 0) for row in rows], pa.int16()))
     (folder / "rows").mkdir(parents=True)
     cut = len(rows) - held_out
-    write_table(folder / "rows/train.arrow", table.slice(0, cut), batch_rows)
-    write_table(folder / "rows/held_out.arrow", table.slice(cut), batch_rows)
+    write_table(folder / "rows/train-00000.arrow", table.slice(0, cut), batch_rows)
+    write_table(folder / "rows/held_out-00000.arrow", table.slice(cut), batch_rows)
     payload = describe_files(folder / "rows")
     return Artifact(folder / "manifest.json", {"payload": payload, "records": {}}, folder / "rows")
 

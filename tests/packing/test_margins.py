@@ -58,7 +58,9 @@ def expected(corpus: Artifact) -> dict[str, float | None]:
 
 
 def rows_of(corpus: Artifact) -> list[dict]:
-    return [row for split in ("train", "held_out") for row in read_table(corpus.file(f"{split}.arrow")).to_pylist()]
+    return [
+        row for split in ("train", "held_out") for row in read_table(corpus.file(f"{split}-00000.arrow")).to_pylist()
+    ]
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -87,7 +89,7 @@ def test_scores_beside_a_pair_are_its_ratings_if_it_has_one_of_each(tmp_path):
 def test_a_corpus_without_ratings_has_no_column_of_them(tmp_path, tokenizer):
     plain = [{"prompt": f"q {n}", "chosen": "good", "rejected": f"bad {n}"} for n in range(12)]
     corpus = made(tmp_path / "corpus", plain)
-    assert read_table(corpus.file("train.arrow")).schema == SCHEMAS["preferences"]
+    assert read_table(corpus.file("train-00000.arrow")).schema == SCHEMAS["preferences"]
     pack = chain.pack(tmp_path, corpus, tokenizer, "preference")
     assert read_table(tmp_path / "tokens-1/payload.partial/train-index.arrow").schema == INDEX
     assert read_table(pack.file("documents.arrow")).schema == documents_schema("preference")
@@ -96,7 +98,7 @@ def test_a_corpus_without_ratings_has_no_column_of_them(tmp_path, tokenizer):
 def test_rated_and_other_pairs_can_be_mixed_but_not_trained_by_their_margins(tmp_path, tokenizer):
     plain = [{"prompt": f"q {n}", "chosen": "good", "rejected": f"bad {n}"} for n in range(12)]
     corpus = made(tmp_path / "corpus", RATED, plain)
-    table = read_table(corpus.file("train.arrow"))
+    table = read_table(corpus.file("train-00000.arrow"))
     assert table.schema == SCHEMAS["preferences"].append(MARGIN)
     assert 0 < table["margin"].null_count < len(table)
     pack = chain.pack(tmp_path, corpus, tokenizer, "preference")

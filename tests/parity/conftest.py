@@ -20,7 +20,7 @@ def tokenizer_folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     rows = folder / "rows"
     rows.mkdir()
-    write_table(rows / "train.arrow", pa.table({"messages": [row["messages"] for row in rows_of("chat", 300)]}))
+    write_table(rows / "train-00000.arrow", pa.table({"messages": [row["messages"] for row in rows_of("chat", 300)]}))
     corpus = Artifact(folder / "manifest.json", {"payload": describe_files(rows), "records": {}}, rows)
     work = WorkFolder(folder / "work")
     work.start()

@@ -128,7 +128,7 @@ class Results(DataResults):
             for pair, (prompt, chosen, rejected) in pairs.items()
         ]
         table = pa.Table.from_pylist(rows, schema=SCHEMAS["preferences"])
-        write_table(self.payload("corpus", name, "held_out.arrow"), table)
+        write_table(self.payload("corpus", name, "held_out-00000.arrow"), table)
         return self.corpus(name, kind="preferences", **counts)
 
     def evaluate(

@@ -36,7 +36,7 @@ def turns(*contents: str, first: str = "user") -> list[dict]:
 
 def corpus(folder: Path, kind: str, rows: list[dict], split: str = "train") -> Artifact:
     folder.mkdir(parents=True, exist_ok=True)
-    write_table(folder / f"{split}.arrow", pa.Table.from_pylist(rows, schema=SCHEMAS[kind]))
+    write_table(folder / f"{split}-00000.arrow", pa.Table.from_pylist(rows, schema=SCHEMAS[kind]))
     return Artifact(folder.parent / "manifest.json", {"payload": describe_files(folder), "records": {}}, folder)
 
 

@@ -20,7 +20,10 @@ def modules(stage: str) -> set[str]:
 
 def test_each_stage_covers_what_shapes_it_and_nothing_that_only_follows_it():
     assert "corpus.layouts.canonical" in modules("corpus")
-    assert modules("corpus") & (modules("sft") | modules("eval")) == {"errors", "patterns"}
+    assert modules("corpus") & (modules("sft") | modules("eval")) == {"errors", "patterns", "tables"}
+    assert not {
+        name for name in modules("filter") if name.startswith(("corpus.reading", "corpus.layouts", "corpus.values"))
+    }
     assert "tokenization.chat" in modules("tokenize")
     assert {"packing.row_plan", "engine.packing.conversation_overflow"} <= modules("plan")
     assert "engine.packing.shards" in modules("write")
@@ -78,6 +81,7 @@ CALLED = {
     "suggestions": {"unknown"},
     "artifacts.plain_json": {"parse_json"},
     "artifacts.manifest": {"read_artifact", "read_json", "rebuild_command"},
+    "artifacts.split_files": {"file_name", "read_split", "split_files"},
     "cluster.job_endings": {"ending_of", "job_end_time", "requeue_job"},
     # To signal the processes on other nodes.
     "cluster.slurm": {"run_slurm"},

@@ -35,10 +35,10 @@ PREFERENCES = {"calibrate", "card", "dpo", "timing", "verification"}
 COMPUTING = {
     "config.base": {*LOADING, "report", "tokenizer"},  # names of earlier runs and of a model's files
     "config.base_models": LOADING,  # how long the positions of a scaled model are
-    "config.conditions": {"corpus"},  # the words of a condition in its counts
+    "config.conditions": {"corpus", "decide", "read"},  # the words of a condition in its counts
     # Names of kinds of personal data and of reasoning; what is removed around texts.
-    "config.corpus_sources": {"corpus", "report", "tokenize"},
-    "config.row_fields": {"corpus"},
+    "config.corpus_sources": {"corpus", "decide", "read", "report", "tokenize"},
+    "config.row_fields": {"corpus", "decide", "read"},
     "config.held_out": OPTIMIZED,  # whether measurements decide which weights are kept
     "config.load": {"card"},  # what a Hub id looks like
     "config.generation": {*ASKING, "eval", "generate", "sample"},  # the decoding parameters, and what a server is
@@ -61,6 +61,7 @@ COMPUTING = {
 EXCLUDED_FROM_DIGEST = {
     "artifacts.digests": "digests that are compared with others of the same run; a change of them makes everything stale",
     "artifacts.manifest": "files are verified and passed on by name, in order of names: test_inputs, test_build_once",
+    "artifacts.split_files": "the files of a split in order of their numbers: test_parts",
     "artifacts.plain_json": "parses manifests, or refuses them",
     "cluster.job_endings": "when a training is preempted, which resumes exactly (test_resume); how SLURM ended an attempt, and "
     "micro-batches shape no result by contract",
@@ -201,7 +202,10 @@ def test_nothing_that_counts_is_reached_by_what_does_not_alone():
     hidden = {m for s in STAGES for m in reached(s, through_all=True) - reached(s) if counts(m, s)}
     # By the function that counts the rows of a published table.
     # What losses need is read by the config, where it counts by its definitions.
-    assert hidden == {"snaketune.tables", "snaketune.engine", "snaketune.engine.preference_settings"}
+    of_planning = {"snaketune.engine", "snaketune.engine.preference_settings"}
+    # What parts of a corpus are read by is in their specs.
+    of_planning |= {"snaketune.corpus", "snaketune.corpus.read_spec"}
+    assert hidden == {"snaketune.tables", *of_planning}
 
 
 @pytest.mark.parametrize(

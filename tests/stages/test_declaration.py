@@ -66,6 +66,7 @@ def test_the_table_has_every_declared_stage():
 # Rows of a corpus may be responses of a model, which is trained on another corpus; a reference may be a DPO run's model.
 # A teacher is a trained model.
 READ_BEFORE = {
+    "read": {"corpus", "select"},
     "corpus": {"select"},
     "prompts": {"score", "judge", "rate"},
     "ref_logps": {"dpo"},

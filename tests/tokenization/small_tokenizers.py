@@ -36,7 +36,7 @@ def messages(*contents: str, system: str | None = None) -> list[dict[str, str]]:
 
 def corpus_artifact(folder: Path, table: dict[str, list]) -> Artifact:
     folder.mkdir(parents=True)
-    write_table(folder / "train.arrow", pa.table(table))
+    write_table(folder / "train-00000.arrow", pa.table(table))
     return Artifact(folder.parent / "manifest.json", {"payload": describe_files(folder), "records": {}}, folder)
 
 

@@ -132,8 +132,8 @@ def test_either_completion_of_a_pair_may_be_refused(kind, tmp_path):
 def labelled(folder, rows):
     folder.mkdir()
     for split in ("train", "held_out"):
-        table = read_table(rows.file(f"{split}.arrow"))
-        write_table(folder / f"{split}.arrow", table.append_column("label", [[True] * len(table)]))
+        table = read_table(rows.file(f"{split}-00000.arrow"))
+        write_table(folder / f"{split}-00000.arrow", table.append_column("label", [[True] * len(table)]))
     return artifact(folder)
 
 
@@ -167,7 +167,7 @@ def test_rows_have_their_variables_and_those_with_unused_ones_are_listed(tmp_pat
     )
     chat_of(tmp_path / "tokenizer", families()["gpt2"], template)
     rows = corpus_of(tmp_path / "rows", {"messages": GOOD[:1] * 3})
-    path = rows.folder / "train.arrow"
+    path = rows.folder / "train-00000.arrow"
     variables = pa.array(['{"mood": "glad"}', '{"tone": 1}', None])
     table = pa.ipc.open_file(path.read_bytes()).read_all()
     write_table(path, table.append_column(VARIABLES, variables))

@@ -39,7 +39,7 @@ def corpus_of(folder, train: dict, held_out: dict | None = None, rows_per_batch:
         ids = pa.array([f"{split}-{number}" for number in range(count)], pa.string())
         # Rows are from two sources in turn.
         source = pa.array(np.arange(count) % 2, pa.int16())
-        write_table(folder / f"{split}.arrow", pa.table({"id": ids, **columns, "source": source}), rows_per_batch)
+        write_table(folder / f"{split}-00000.arrow", pa.table({"id": ids, **columns, "source": source}), rows_per_batch)
     return artifact(folder)
 
 

@@ -75,7 +75,7 @@ def test_a_pod_takes_the_code_from_the_volume_and_leaves_result_and_work_there(v
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr + cluster.logs()
     assert json.loads((volume / CORPUS).read_text(encoding="utf-8"))["payload"]
-    assert list((volume / "results/.work/corpus").glob("*/payload/train.arrow"))
+    assert list((volume / "results/.work/corpus").glob("*/payload/train-00000.arrow"))
     assert f"Creating symlink for on-demand retrieval of {volume}/data/chat.jsonl" in cluster.logs()
     (job,) = cluster.jobs.values()
     (container,) = job["spec"]["template"]["spec"]["containers"]

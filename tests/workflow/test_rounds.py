@@ -103,7 +103,7 @@ def test_no_held_out_prompt_is_trained_on_in_any_round(rounds):
     trained: set[str] = set()
     for name in ("chat", "pairs", "self-1", "self-2"):
         for split, prompts in (("held_out", held_out), ("train", trained)):
-            for row in read_table(rounds.folder / f"results/corpus/{name}/rows/{split}.arrow").to_pylist():
+            for row in read_table(rounds.folder / f"results/corpus/{name}/rows/{split}-00000.arrow").to_pylist():
                 turns = row["messages"] if "messages" in row else row["prompt"]
                 prompts.add("\n".join(turn["content"] for turn in turns if turn["role"] in ("system", "user"))[:200])
     assert held_out and trained and not held_out & trained

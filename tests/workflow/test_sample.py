@@ -68,7 +68,7 @@ def test_the_table_has_a_row_per_prompt_and_index(sampled):
     table = rows(sampled)
     assert len(table) == 12 and [row["index"] for row in table] == [0, 1] * 6
     chat = ChatTokenizer.load(sampled.folder / "results/tokenizer/small/tokenizer")
-    corpus = pa.ipc.open_file(sampled.folder / "results/corpus/chat/rows/train.arrow").read_all().to_pylist()
+    corpus = pa.ipc.open_file(sampled.folder / "results/corpus/chat/rows/train-00000.arrow").read_all().to_pylist()
     by_id = {row["id"]: row for row in corpus}
     assert [row["id"] for row in table[::2]] == sorted(by_id)[:6]
     for row in table:

@@ -19,7 +19,7 @@ TARGETS = [f"results/corpus/{name}/manifest.json" for name in ("own-pairs", "own
 
 
 def rows(project: Project, corpus: str) -> list[dict]:
-    tables = [project.folder / f"results/corpus/{corpus}/rows/{split}.arrow" for split in ("train", "held_out")]
+    tables = [project.folder / f"results/corpus/{corpus}/rows/{split}-00000.arrow" for split in ("train", "held_out")]
     return [row for path in tables for row in pa.ipc.open_file(path).read_all().to_pylist()]
 
 

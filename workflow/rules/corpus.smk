@@ -1,5 +1,5 @@
 rule corpus:
-    """Convert raw files to canonical rows: cleaned, deduplicated, split by prompt."""
+    """Convert raw files to canonical rows: cleaned, deduplicated, split by prompt; or link what parts of them made."""
     input:
         unpack(inputs_of("corpus")),
     output:

@@ -16,11 +16,13 @@ def write_table(path: Path, table: pa.Table, rows_per_batch: int = 1024) -> None
 def read_table(path: Path) -> pa.Table:
     """Memory-map an Arrow IPC file (or stream, as `datasets` writes them); SnaketuneError if it is neither."""
     try:
-        source = pa.memory_map(str(path))
-        try:
-            return pa.ipc.open_file(source).read_all()
-        except pa.ArrowInvalid:
-            return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
+        # What is read stays mapped once the file is closed, so that thousands of files can be read.
+        with pa.memory_map(str(path)) as source:
+            try:
+                return pa.ipc.open_file(source).read_all()
+            except pa.ArrowInvalid:
+                source.seek(0)
+                return pa.ipc.open_stream(source).read_all()
     except (pa.ArrowInvalid, OSError) as error:
         raise SnaketuneError(f"{path} can't be read as an Arrow file: {error}") from None
 

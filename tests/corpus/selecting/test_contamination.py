@@ -252,7 +252,7 @@ def test_own_preferences_in_more_than_one_batch(make):
     built, again = (make(rows, kind="preferences", held_out=0.1, decontamination={}) for _ in range(2))
     assert [hit["line"] for hit in built.record("contamination")] == [last + 1]
     assert built.counts["kept"] == {"train": 3000 - len(held) - 1, "held_out": len(held)}
-    for name in ("train.arrow", "held_out.arrow", "contamination.jsonl"):
+    for name in ("train-00000.arrow", "held_out-00000.arrow", "contamination.jsonl"):
         assert (built.folder / name).read_bytes() == (again.folder / name).read_bytes()
 
 

@@ -50,8 +50,8 @@ def test_a_row_that_a_cap_leaves_out_is_taken_from_another_source(tmp_path, chat
         work.start()
         outcome = build(spec, work, files=files, against=[], against_files=[])
         table = (
-            read_table(work.payload / "train.arrow").to_pylist()
-            + read_table(work.payload / "held_out.arrow").to_pylist()
+            read_table(work.payload / "train-00000.arrow").to_pylist()
+            + read_table(work.payload / "held_out-00000.arrow").to_pylist()
         )
         assert len({row["id"] for row in table}) == len(table)
         return [(source["kept"], source["dropped"]) for source in outcome.counts["sources"]]
@@ -109,7 +109,7 @@ def test_batches_are_full_whatever_was_dropped(make, chat):
     rows = [chat(f"q{i}", task=("t" if i % 3 else None)) for i in range(5000)]
     some = make([row for i, row in enumerate(rows) for row in [row] * (1 + i % 2)], held_out=0.3)
     plain = make(rows, held_out=0.3)
-    for name in ("train.arrow", "held_out.arrow"):
+    for name in ("train-00000.arrow", "held_out-00000.arrow"):
         assert (some.folder / name).read_bytes() == (plain.folder / name).read_bytes()
-    batches = [batch.num_rows for batch in read_table(some.folder / "train.arrow").to_batches()]
+    batches = [batch.num_rows for batch in read_table(some.folder / "train-00000.arrow").to_batches()]
     assert set(batches[:-1]) == {1024}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from snaketune.corpus.selecting.duplicates import Groups
-from snaketune.corpus.selecting.near_duplicates import Signatures
+from snaketune.corpus.selecting.near_duplicates import Signatures, TextWriter
 from snaketune.corpus.selecting.words import split_words, words_of
 
 VOCABULARY = [f"{a}{b}{c}" for a in "bdfgklmn" for b in "aeiou" for c in "lmnrst"]
@@ -36,11 +36,13 @@ def test_similar_texts_are_grouped(tmp_path, threshold):
     for i in range(600):
         texts.append(text(rng, 120))
         texts.append(changed(rng, texts[-1], i % 30 + 1))
-    with Signatures(tmp_path / "s", threshold=threshold, shingle=3) as signatures:
-        for start in range(0, len(texts), 256):
-            signatures.append(words_of(texts[start : start + 256]))
+    # In two parts.
+    for part in (0, 1):
+        with TextWriter(tmp_path / str(part), threshold=threshold, shingle=3) as writer:
+            for start in range(part * 512, len(texts) if part else 512, 256):
+                writer.append(words_of(texts[start : start + 256]))
     groups = Groups(np.arange(len(texts)))
-    signatures.join_similar(groups, np.ones(len(texts), bool), "texts")
+    Signatures([tmp_path / "0", tmp_path / "1"], threshold).join_similar(groups, np.ones(len(texts), bool), "texts")
     first = groups.first()
     similar = [jaccard(texts[i], texts[i + 1], 3) for i in range(0, len(texts), 2)]
     found = [first[i] == first[i + 1] for i in range(0, len(texts), 2)]
@@ -61,10 +63,10 @@ def test_rows_that_differ_in_symbols_alone_are_different(make, chat):
 
 
 def test_texts_without_words_are_like_no_other(tmp_path):
-    with Signatures(tmp_path / "s", threshold=0.5, shingle=3) as signatures:
-        signatures.append(words_of(["?!", "...", "yes", "Yes!", ""]))
+    with TextWriter(tmp_path / "s", threshold=0.5, shingle=3) as writer:
+        writer.append(words_of(["?!", "...", "yes", "Yes!", ""]))
     groups = Groups(np.arange(5))
-    signatures.join_similar(groups, np.ones(5, bool), "texts")
+    Signatures([tmp_path / "s"], 0.5).join_similar(groups, np.ones(5, bool), "texts")
     assert groups.first().tolist() == [0, 1, 2, 2, 4]
 
 
@@ -154,6 +156,6 @@ def test_preferences_are_compared_by_all_their_texts(make):
 
 def test_repeated_runs_give_the_same_groups(make, near_rows):
     first, second = (make(near_rows, near_duplicates={}, held_out=0.2) for _ in range(2))
-    for name in ("train.arrow", "held_out.arrow", "duplicates.jsonl"):
+    for name in ("train-00000.arrow", "held_out-00000.arrow", "duplicates.jsonl"):
         assert (first.folder / name).read_bytes() == (second.folder / name).read_bytes()
     assert first.counts == second.counts

@@ -35,7 +35,11 @@ def test_a_job_that_several_others_read_is_one_object(planned):
     ("key", "expected"),
     [
         # Against the corpora of all evaluations, but none that is decontaminated itself.
-        ("corpus/chat", {"against": ["corpus/maths", "corpus/pairs"]}),
+        ("read/chat/2-of-2", {"against": ["corpus/maths", "corpus/pairs"]}),
+        ("decide/chat", {"read": ["read/chat/1-of-2", "read/chat/2-of-2"]}),
+        ("filter/chat/1-of-2", {"decided": ["decide/chat"], "read": ["read/chat/1-of-2", "read/chat/2-of-2"]}),
+        ("corpus/chat", {"decided": ["decide/chat"], "filtered": ["filter/chat/1-of-2", "filter/chat/2-of-2"]}),
+        ("corpus/books", {"against": ["corpus/maths", "corpus/pairs"]}),
         ("corpus/maths", {}),
         ("tokenizer/own", {"corpora": ["corpus/pairs", "corpus/books"]}),
         ("tokenizer/adopted", {}),
@@ -134,7 +138,9 @@ def test_rows_that_are_not_packed_are_written_from_their_corpus(planned):
 
 def test_files_from_outside(jobs):
     base = ("base/config.json", "base/model.safetensors")
-    assert jobs["corpus/chat"].files == {"files": ("rows.jsonl",), "against_files": ("tasks/choice.jsonl",)}
+    assert jobs["read/chat/1-of-2"].files == {"files": ("rows.jsonl",), "against_files": ("tasks/choice.jsonl",)}
+    assert jobs["read/chat/2-of-2"].files == {"files": (), "against_files": ("tasks/choice.jsonl",)}
+    assert not any(jobs["corpus/chat"].files.values())
     (template,) = jobs["tokenizer/own"].files["chat_template"]
     assert template.endswith("tokenization/chat_templates/chatml.jinja")
     assert jobs["tokenizer/own"].files == {

@@ -95,9 +95,9 @@ class Estimates:
     def _sizes(self, job: Job) -> dict[str, float]:
         """The same by corpus. Cached: with parts that read parts, there are far more paths through the graph than jobs."""
         if job.manifest not in self._corpora:
-            if job.stage == "corpus":
+            if job.stage in ("corpus", "read") and not job.artifacts.get("decided"):
                 selected = sum(self._text(result) for result in job.artifacts.get("selected", ()))
-                sizes = {job.manifest: sum(map(_size, job.spec.sources)) + selected}
+                sizes = {job.manifest: _read(job.spec) + selected}
             else:
                 # A tokenizer may be trained on other corpora.
                 read = (
@@ -159,7 +159,9 @@ class Estimates:
 
     def _reading(self, job: Job, cost: Cost) -> tuple[int, float, float]:
         """The threads, the memory in MB and the minutes of a job that reads files."""
-        text = self._text(job) / getattr(job.spec, "parts", 1) / GB
+        # Links of files cost nothing.
+        text = 0.0 if job.artifacts.get("decided") and job.stage == "corpus" else self._text(job)
+        text /= getattr(job.spec, "parts", 1) * GB
         mem_mb, minutes = cost.mb + cost.mb_per_gb * text, cost.minutes + cost.minutes_per_gb * text
         if cost.bytes_per_parameter or cost.minutes_per_billion:
             parameters = parameters_of(_base(job))
@@ -250,11 +252,15 @@ def _base(job: Job) -> Pretrained | Scratch | None:
     return _base(models[0]) if base is None and models else base
 
 
-def _size(source: Any) -> float:
-    total = UNKNOWN_ROWS if source.hub else 0.0
-    # A missing file is reported by the job that reads it.
-    for file in (path for path in map(Path, source.files) if path.exists()):
-        total += file.stat().st_size * GROWS.get(file.suffix, 1)
+def _read(spec: Any) -> float:
+    """The bytes of text that the sources of a corpus, or of a part of it, hold."""
+    total = UNKNOWN_ROWS * sum(source.hub is not None for source in spec.sources)
+    files = [Path(file) for source in spec.sources for file in source.files]
+    ranges = getattr(spec, "ranges", ()) or ((1, 1, 1),) * len(files)
+    for file, (first, last, pieces) in zip(files, ranges, strict=True):
+        # A missing file is reported by the job that reads it.
+        if file.exists():
+            total += file.stat().st_size * GROWS.get(file.suffix, 1) * (last - first + 1) / pieces
     return total
 
 

@@ -1,8 +1,11 @@
-"""The work of the `corpus` stage: raw rows from every source, cleaned, without duplicates, split by prompt.
+"""The work of the corpus' stages: raw rows from every source, cleaned, without duplicates, split by prompt.
 
-    first pass   raw → canonical → cleaned → spool on disk, and 24 bytes per row in memory
-    decide       duplicates, near duplicates, contamination, caps, split and weights, from these 24 bytes
-    last pass    spool → train.arrow and held_out.arrow
+    read      raw → canonical → cleaned → rows on disk, with a record of 24 bytes about each   (`first_pass`)
+    decide    duplicates, near duplicates, contamination, caps, split and weights, from the records   (`decisions`)
+    filter    the rows that are used → train-00000.arrow, held_out-00000.arrow, …   (`last_pass`)
+
+A corpus of one part does all of it in one job; of several, `read` and `filter` are a job per part, and `corpus` links the files
+of `filter`. Both give the same bytes.
 
 Rows stay in order, so a source in another format with the same rows gives the same files byte for byte. Every row is
 counted: read + extra + repeated = joined + quarantined + dropped + kept. Memory grows with the number of rows, not with the
@@ -10,32 +13,51 @@ length of the text: 600 MB for ten million rows. One core processes 60,000 short
 18,000 with near duplicates.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.corpus_sources import Source
 from snaketune.corpus.counts import counts_of
-from snaketune.corpus.decisions import decide
-from snaketune.corpus.first_pass import Scan
-from snaketune.corpus.last_pass import write_duplicates, write_order, write_rows
+from snaketune.corpus.decided_files import write_duplicates, write_order
+from snaketune.corpus.decisions import Decisions, decide
+from snaketune.corpus.excerpts import print_line
+from snaketune.corpus.first_pass import Scan, named_errors
+from snaketune.corpus.last_pass import write_files
+from snaketune.corpus.layouts.canonical import FileChecks
+from snaketune.corpus.layouts.unstated import UnstatedColumns
 from snaketune.corpus.quarantine import Quarantine
-from snaketune.corpus.selecting.cleaning import Cleaner
-from snaketune.corpus.selecting.contamination import Contamination
+from snaketune.corpus.read_spec import read_spec
+from snaketune.corpus.reading.ranges import Range
+from snaketune.corpus.reading.sources import hub_name
 from snaketune.corpus.selecting.evaluation_ngrams import load_evaluations
-from snaketune.corpus.selecting.near_duplicates import NearDuplicateSearch
-from snaketune.corpus.selecting.spool import Spool
+from snaketune.corpus.selecting.scanned_parts import QUARANTINE, ScannedParts, SourceCounts
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.specs import CorpusSpec
+from snaketune.stages.specs import CorpusSpec, ReadSpec
 
 # The layouts of rows from scored responses (`sampling.selection`).
 LAYOUTS = {"conversations": "messages", "preferences": "pairs", "unpaired": "unpaired"}
-QUARANTINE = "quarantine.jsonl"
 DUPLICATES = "duplicates.jsonl"
 CONTAMINATION = "contamination.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decided:
+    """What is decided about the rows of a corpus, and what its manifest says."""
+
+    decisions: Decisions
+    counts: dict[str, Any]
+    about: dict[str, Any]
+    records: tuple[str, ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        return Outcome(counts=self.counts, about=self.about, records=self.records)
 
 
 def assemble(
@@ -45,9 +67,9 @@ def assemble(
     files: list[Path],
     against: list[Artifact],
     against_files: list[Path],
-    selected: Sequence[Artifact] = (),
+    selected: Sequence[Artifact],
 ) -> Outcome:
-    """Write train.arrow and held_out.arrow to the payload, and the records of quarantined and dropped rows.
+    """Write a corpus of one part to the payload, with the records of quarantined and dropped rows.
 
     Args:
         files: the local files of all sources, in order.
@@ -57,53 +79,62 @@ def assemble(
     Raises:
         SnaketuneError: a file can't be read, too many rows are malformed, or no row is left.
     """
-    # Left by an earlier attempt.
+    scanned = work.state / "scanned"
+    scanned.mkdir(parents=True, exist_ok=True)
+    read_sources(read_spec(spec), scanned, files, against, against_files, selected)
+    parts = ScannedParts([scanned], len(spec.sources), [range(len(spec.sources))])
+    decided = decide_rows(spec, work, parts)
+    write_files(parts, parts.format(spec.kind), decided.decisions.by_split, work.payload)
+    return decided.outcome
+
+
+def read_sources(
+    spec: ReadSpec,
+    folder: Path,
+    files: list[Path],
+    against: list[Artifact],
+    against_files: list[Path],
+    selected: Sequence[Artifact],
+) -> dict[str, int]:
+    """Do the first pass over the sources of a part. Return its counts of rows."""
+    evaluations = load_evaluations(against, against_files, spec.ngram) if spec.ngram else []
+    with Scan(spec, folder, evaluations) as scan:
+        for source, paths, ranges in _with_files(spec, files, selected):
+            scan.read(source, paths, ranges)
+        return scan.finish()
+
+
+def decide_rows(spec: CorpusSpec, work: WorkFolder, parts: ScannedParts) -> Decided:
+    """Decide about all rows, and write the records, and the numbers that rows are ordered by, to the payload."""
     for name in (QUARANTINE, CONTAMINATION):
+        # Left by an earlier attempt.
         (work.folder / name).unlink(missing_ok=True)
-    with ExitStack() as stack:
-        cleaner = Cleaner(spec.cleaning)
-        record = stack.enter_context((work.payload / QUARANTINE).open("w", encoding="utf-8"))
-        quarantine = Quarantine(record, mask=cleaner.mask)
-        spool = stack.enter_context(Spool(work.state / "rows.arrow", spec.kind))
-        near_duplicates = contamination = None
-        if near := spec.near_duplicates:
-            search = NearDuplicateSearch(work.state, threshold=near.threshold, shingle=near.shingle)
-            near_duplicates = stack.enter_context(search)
-        if spec.decontamination:
-            n = spec.decontamination.ngram
-            evaluations = load_evaluations(against, against_files, n)
-            contamination = stack.enter_context(
-                Contamination(work.state, evaluations, spool, n=n, own_held_out=0 < spec.held_out < 1)
-            )
-        scan = Scan(
-            spec=spec,
-            spool=spool,
-            quarantine=quarantine,
-            cleaner=cleaner,
-            near_duplicates=near_duplicates,
-            contamination=contamination,
-        )
-        sources = [scan.read(source, paths) for source, paths in _with_files(spec, files, selected)]
-        scan.finish()
-    total_rows = sum(source.read + source.extra for source in sources)
-    quarantine.check_limit(total_rows, len(scan.hashes), spec.max_quarantined_fraction, work.folder / QUARANTINE)
-    decisions = decide(scan, sources, contamination_record=work.payload / CONTAMINATION)
-    counts = counts_of(scan, sources, decisions)
+    with (work.payload / QUARANTINE).open("w", encoding="utf-8") as record:
+        quarantine = Quarantine(record)
+        for part in parts:
+            for row, repairs in part.quarantined():
+                quarantine.add(row, repairs)
+    for source, counts in zip(spec.sources, parts.sources):
+        _log_unread(source, counts)
+    _check_ranges(spec, parts)
+    total_rows = sum(source.read + source.extra for source in parts.sources)
+    quarantine.check_limit(total_rows, parts.rows, spec.max_quarantined_fraction, work.folder / QUARANTINE)
+    decisions = decide(parts, spec, contamination_record=work.payload / CONTAMINATION)
+    counts = counts_of(parts, spec, quarantine, decisions)
     if not sum(counts["kept"].values()):
         dropped = "".join(f"\n  {n} × {reason}" for reason, n in counts["dropped"].items() if n)
         what = f"none of the {total_rows} rows is left; dropped:{dropped}\n{_save_records(work)}"
         raise SnaketuneError(f"{what}Relax the conditions, or add rows")
-    write_rows(scan, sources, decisions, work.payload)
     if spec.order_column:
-        write_order(scan, decisions, work.payload)
+        write_order(parts, decisions.by_split, work.payload)
     about, records = {}, [QUARANTINE]
     if decisions.group is not None:
-        write_duplicates(scan, decisions.group, work.payload / DUPLICATES)
+        write_duplicates(parts, parts.format(spec.kind), decisions, work.payload / DUPLICATES)
         records.append(DUPLICATES)
     if spec.decontamination:
         about["contamination"] = {"ngram": spec.decontamination.ngram, "hits": decisions.contamination_hits}
         records.append(CONTAMINATION)
-    return Outcome(counts=counts, about=about, records=tuple(records))
+    return Decided(decisions=decisions, counts=counts, about=about, records=tuple(records))
 
 
 def _save_records(work: WorkFolder) -> str:
@@ -117,18 +148,49 @@ def _save_records(work: WorkFolder) -> str:
 
 
 def _with_files(
-    spec: CorpusSpec, files: list[Path], selected: Sequence[Artifact]
-) -> Iterator[tuple[Source, list[Path]]]:
-    """Each source with its files; one of scored responses as a source of the file that holds its rows."""
+    spec: ReadSpec, files: list[Path], selected: Sequence[Artifact]
+) -> Iterator[tuple[Source, list[Path], list[Range]]]:
+    """Each source with its files and their ranges; one of scored responses as a source of the file that holds its rows."""
     expected = sum(len(source.files) for source in spec.sources)
     if len(files) != expected:
         what = f"the sources name {expected} files, --files has {len(files)}"
         raise SnaketuneError(f"{what}; pass the same files, in the same order")
-    paths, results = iter(files), iter(selected)
+    paths, results = zip(files, spec.ranges or [Range()] * len(files)), iter(selected)
     for source in spec.sources:
         if source.scores:
             (path,) = next(results).files()
-            stated = {"layout": LAYOUTS[spec.kind], "weight": source.weight, "max_rows": source.max_rows}
-            yield Source(files=(str(path),), **stated), [path]
+            yield Source(files=(str(path),), layout=LAYOUTS[spec.kind]), [path], [Range()]
         else:
-            yield source, [next(paths) for _ in source.files]
+            named = [next(paths) for _ in source.files]
+            yield source, [path for path, _ in named], [Range(*range_) for _, range_ in named]
+
+
+def _check_ranges(spec: CorpusSpec, parts: ScannedParts) -> None:
+    """Check files of which several jobs read a range each, as a whole."""
+    for (number, name), ranges in parts.ranges.items():
+        source = spec.sources[number]
+        checks, unstated = FileChecks(source), UnstatedColumns(source, spec.order_column)
+        with named_errors(name):
+            for range_ in ranges:
+                checks.merge(range_["checks"])
+                unstated.merge(range_["unstated"])
+            checks.finish()
+        unstated.finish()
+        unstated.check(name, spec.kind)
+
+
+def _log_unread(source: Source, counts: SourceCounts) -> None:
+    """Log the columns and keys that aren't read, and the rows that are used although a column marks them as bad."""
+    more = f" and {len(source.files) - 1} more files" if len(source.files) > 1 else ""
+    name = hub_name(source.hub) if source.hub else f"{source.files[0]}{more}" if source.files else source.scores
+    if counts.ignored:
+        what = f"ignored, because its layout doesn't read them: {_rows_of_each(counts.ignored)}"
+        print_line(f"{name}: {what}; to use one, map columns with `fields`")
+    if counts.marked:
+        what = f"used although a column marks them as bad: {_rows_of_each(counts.marked)}"
+        condition = counts.marked.most_common(1)[0][0].replace(": ", " != ", 1)
+        print_line(f"{name}: {what}; to drop them, set the source's `where`, for instance `where: {condition}`")
+
+
+def _rows_of_each(names: Counter[str]) -> str:
+    return ", ".join(f"{name} ({n} rows)" for name, n in names.most_common())

@@ -1,142 +1,201 @@
-"""The first pass: raw rows to valid, cleaned rows in the spool, and 24 bytes about each in memory, for the decisions."""
+"""The first pass: the raw rows of one part of a corpus to valid, cleaned rows on disk, with all that decisions need of them.
+
+    rows.arrow                 the rows (`selecting.row_store`)
+    records.arrow              for each row: hash of its content, hash of its prompt, characters, number of its origin, and
+                               the number in its `order_column`, if the corpus has one
+    quarantine.jsonl           malformed rows: a record, and the repairs that would make the row valid
+    texts/, prompts/           signatures for near duplicates, where these are configured
+    hits.jsonl, places.jsonl   n-grams of evaluation data in rows, and where rows are from, with `decontamination`
+    facts.json                 counts by source, origins by number, and what is checked once whole files have been read
+
+The numbers of lines in a range of a file count from the range; records have the number of the range as `range`.
+"""
 
 import gc
+import json
 import math
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from snaketune.config.corpus_sources import Source
-from snaketune.corpus.excerpts import print_line, printable
-from snaketune.corpus.layouts.canonical import canonical_rows
+from snaketune.corpus.excerpts import printable
+from snaketune.corpus.layouts.canonical import ROWS_COMPARED, FileChecks, canonical_rows, layout_of
 from snaketune.corpus.layouts.unstated import ROWS_BEFORE_STOP, UnstatedColumns
-from snaketune.corpus.quarantine import Quarantine
+from snaketune.corpus.quarantine import Recorder
 from snaketune.corpus.reading.formats import TextKeys
+from snaketune.corpus.reading.ranges import LineSpan, Range, read_range
 from snaketune.corpus.reading.sources import hub_name, read_files, read_hub
 from snaketune.corpus.rows import TEXT, Dropped, Malformed, RawRow, Row, RowResult, content_hash
 from snaketune.corpus.selecting.cleaning import Cleaner
-from snaketune.corpus.selecting.contamination import Contamination
-from snaketune.corpus.selecting.near_duplicates import NearDuplicateSearch
+from snaketune.corpus.selecting.contamination import HitWriter
+from snaketune.corpus.selecting.evaluation_ngrams import EvaluationNgrams
+from snaketune.corpus.selecting.near_duplicates import SignatureWriter
+from snaketune.corpus.selecting.row_store import ROWS_PER_BATCH, RowWriter
+from snaketune.corpus.selecting.scanned_parts import (
+    FACTS,
+    MAX_NAMES,
+    ORDER,
+    QUARANTINE,
+    RECORD_FILE,
+    RECORDS,
+    SourceCounts,
+    limit_names,
+)
 from snaketune.corpus.selecting.splits import prompt_hash, split_key
-from snaketune.corpus.selecting.spool import ROWS_PER_BATCH, Spool
 from snaketune.corpus.selecting.words import compared_texts
 from snaketune.corpus.values.cells import column_of, wrong_type
 from snaketune.corpus.values.frames import SharedFrame
+from snaketune.corpus.values.row_file import RowFile
 from snaketune.errors import SnaketuneError
+from snaketune.files import write_json
 from snaketune.patterns import TooSlow, search
 from snaketune.progress import progress
-from snaketune.stages.specs import CorpusSpec
+from snaketune.stages.specs import ReadSpec
+from snaketune.tables import write_table
 
 MAX_CHARACTERS = 2**32 - 1
-MAX_NAMES = 200
-OTHER_NAMES = "…"
+# Type codes of arrays, by column of the records.
+CODES = {"content": "Q", "prompt": "Q", "characters": "I", "origin": "I", "order": "d"}
 OBJECTS_BETWEEN_COLLECTIONS = 100_000
 
 
-@dataclass
-class SourceCounts:
-    """Counts of the raw rows of one source, by outcome.
+@dataclass(frozen=True, kw_only=True)
+class RangeFacts:
+    """What a range of a file leaves to be checked with the file's other ranges.
 
     Attributes:
-        read: raw rows.
-        extra: rows that a raw row gave after its first.
-        joined: raw rows that became part of another row.
-        ignored: by column or key (such as `messages[].name`), the used raw rows in which it holds something and isn't read.
-        marked: by mark of a bad row, such as `is_correct: false`, the used raw rows that have it.
-        rows: the range of its valid rows.
+        source, file: indices of its source in the part, and of the file in the source.
+        lines: the lines that it covers, if its rows are numbered from its own first line.
     """
 
-    read: int = 0
-    extra: int = 0
-    joined: int = 0
-    quarantined: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    ignored: Counter[str] = field(default_factory=Counter)
-    marked: Counter[str] = field(default_factory=Counter)
-    rows: slice = field(default_factory=lambda: slice(0, 0))
+    source: int
+    file: int
+    name: str
+    lines: int | None
+    checks: dict[str, Any]
+    unstated: dict[str, Any]
 
 
-@dataclass(kw_only=True)
-class Scan:
-    """Reads every source in turn; call `finish` after the last.
+class Scan(ExitStack):
+    """Reads every source of a part in turn, inside `with`; call `finish` after the last."""
 
-    Attributes:
-        near_duplicates, contamination: compare the words of rows, where they are configured.
-        hashes, prompt_hashes, characters, origins: for each valid row, the hash of its content, the hash of its prompt, its
-            length, and the number of its origin.
-        known_origins: layout and notes of each origin, with its number.
-        order: the number in each valid row's `order_column`, if the corpus has one.
-    """
-
-    spec: CorpusSpec
-    spool: Spool
-    quarantine: Quarantine
-    cleaner: Cleaner
-    near_duplicates: NearDuplicateSearch | None
-    contamination: Contamination | None
-
-    def __post_init__(self) -> None:
-        self.hashes, self.prompt_hashes, self.characters, self.origins = (array(type_) for type_ in "QQII")
-        self.order = array("d")
+    def __init__(self, spec: ReadSpec, folder: Path, evaluations: list[EvaluationNgrams]):
+        super().__init__()
+        self.spec, self.folder = spec, folder
+        self.cleaner = Cleaner(spec.cleaning)
+        self.recorder = Recorder(self.cleaner.mask)
+        self.rows = self.enter_context(RowWriter(folder, spec.kind))
+        self.quarantine = self.enter_context((folder / QUARANTINE).open("w", encoding="utf-8"))
+        # A column of `records.arrow` each; numbers take less memory than objects.
+        self.records = {field.name: array(CODES[field.name]) for field in (*RECORDS, ORDER)}
+        near, ngram = spec.near_duplicates, spec.ngram
+        self.signatures = self.enter_context(SignatureWriter(folder, near.threshold, near.shingle)) if near else None
+        self.hits = self.enter_context(HitWriter(folder, evaluations, spec.own_held_out)) if ngram else None
+        self.sources: list[SourceCounts] = []
+        self.ranges: list[RangeFacts] = []
         self.known_origins: dict[tuple[str, tuple[str, ...]], int] = {}
         self.batch: list[Row] = []
-        self.locations: list[tuple[str, RawRow]] = []
+        self.locations: list[dict[str, Any]] = []
 
-    def read(self, source: Source, paths: list[Path]) -> SourceCounts:
+    def read(self, source: Source, paths: list[Path], ranges: list[Range]) -> None:
+        """Args: ranges: of each file, the range that is read."""
         counts = SourceCounts()
-        first = len(self.hashes)
+        self.sources.append(counts)
         with _rare_collections():
             if source.hub:
-                self._read(hub_name(source.hub), read_hub(source.hub), source, counts)
+                self._read(hub_name(source.hub), read_hub(source.hub), source)
             keys = TextKeys(source.encoding, source.delimiter, source.header)
-            for file, path in zip(source.files, paths):
-                for name, raws in read_files(path, file, plain=self.spec.kind == TEXT, keys=keys):
-                    self._read(name, raws, source, counts)
-        counts.rows = slice(first, len(self.hashes))
-        _log_unread(source, counts)
-        return counts
+            for number, (file, path, part) in enumerate(zip(source.files, paths, ranges)):
+                if part.last - part.first + 1 < part.count:
+                    self._read_range(number, file, path, part, source, keys)
+                else:
+                    self._read_file(file, path, source, keys)
 
-    def finish(self) -> None:
+    def finish(self) -> dict[str, int]:
+        """Write what is left of the rows, the records and `facts.json`. Return counts of rows."""
         if self.batch:
             self._flush()
+        schema = RECORDS.append(ORDER) if self.spec.order_column else RECORDS
+        # In one batch, so that each column can be mapped as a whole.
+        table = pa.table({field.name: np.asarray(self.records[field.name]) for field in schema}, schema=schema)
+        write_table(self.folder / RECORD_FILE, table, max(1, len(table)))
+        facts = {
+            **self.rows.facts,
+            "sources": [vars(counts) for counts in self.sources],
+            "ranges": [vars(facts) for facts in self.ranges],
+            "origins": list(self.known_origins),
+            "cleaned": {step: n for step, n in self.cleaner.counts.items() if n},
+            "evaluations": self.hits.names if self.hits else [],
+        }
+        write_json(self.folder / FACTS, facts)
+        return {name: sum(getattr(counts, name) for counts in self.sources) for name in ("read", "quarantined", "rows")}
 
-    def _read(self, name: str, raws: Iterable[RawRow], source: Source, counts: SourceCounts) -> None:
+    def _read_file(self, file: str, path: Path, source: Source, keys: TextKeys) -> None:
+        for name, raws in read_files(path, file, plain=self.spec.kind == TEXT, keys=keys):
+            self._read(name, raws, source)
+
+    def _read_range(self, number: int, name: str, path: Path, part: Range, source: Source, keys: TextKeys) -> None:
+        plain = self.spec.kind == TEXT
+        read = read_range(path, name, part, rows_compared=ROWS_COMPARED, plain=plain, keys=keys)
+        if read:
+            with named_errors(name):
+                file = layout_of(read.head, self.spec.kind, source)
+        if read is None or file.joins:
+            if part.first == 1:
+                self._read_file(name, path, source, keys)
+            return
+        self._read(name, read.rows, source, _OfRange(part, number, file, FileChecks(source), read.label, read.span))
+
+    def _read(self, name: str, raws: Iterable[RawRow], source: Source, part: "_OfRange | None" = None) -> None:
+        counts, label = self.sources[-1], part.label if part else name
         read = counts.read
 
         def counted() -> Iterator[RawRow]:
-            for raw in progress(raws, name, "rows"):
+            for raw in progress(raws, label, "rows"):
                 counts.read += 1
                 yield raw
 
         results, unstated, shared = 0, UnstatedColumns(source, self.spec.order_column), SharedFrame(source)
-        try:
-            for result in canonical_rows(counted(), kind=self.spec.kind, source=source, repair=self.spec.repair):
+        more = {"file": part.file, "checks": part.checks} if part else {}
+        # What the first rows of a file share is for the range that has them.
+        compares = self.spec.kind != TEXT and (part is None or part.range.first == 1)
+        # Of a row's location.
+        location = {"file": name} | ({"range": len(self.ranges)} if part and part.span else {})
+        with named_errors(label):
+            for result in canonical_rows(
+                counted(), kind=self.spec.kind, source=source, repair=self.spec.repair, **more
+            ):
                 results += 1
-                if self.spec.kind != TEXT and isinstance(result.row, Row):
+                if compares and isinstance(result.row, Row):
                     shared.add(result.row)
-                self._add(name, result, counts, unstated)
+                try:
+                    self._add(location, result, unstated)
+                except TooSlow as error:
+                    raise SnaketuneError(f"{label}, {result.raw.unit} {result.raw.number}: {error}") from None
                 if unstated.in_question and results >= ROWS_BEFORE_STOP:
-                    unstated.check(name, self.spec.kind)
+                    unstated.check(label, self.spec.kind)
                 if results == ROWS_BEFORE_STOP:
-                    shared.check(name)
-        except TooSlow as error:
-            raise SnaketuneError(f"{name}, {result.raw.unit} {result.raw.number}: {error}") from None
-        except Malformed as error:
-            # It is about the file as a whole.
-            raise SnaketuneError("\n".join(map(printable, f"{name}: {error.detail}".split("\n")))) from None
-        unstated.finish()
-        unstated.check(name, self.spec.kind)
-        shared.check(name)
+                    shared.check(label)
+        if part is None:
+            unstated.finish()
+        unstated.check(label, self.spec.kind)
+        shared.check(label)
         counts.extra += results - (counts.read - read)
+        if part:
+            lines = part.span.count if part.span else None
+            facts = {"lines": lines, "checks": part.checks.state(), "unstated": unstated.state()}
+            self.ranges.append(RangeFacts(source=len(self.sources) - 1, file=part.number, name=name, **facts))
 
-    def _add(self, name: str, result: RowResult, counts: SourceCounts, unstated: UnstatedColumns) -> None:
-        row = result.row
+    def _add(self, location: dict[str, Any], result: RowResult, unstated: UnstatedColumns) -> None:
+        row, counts = result.row, self.sources[-1]
         if row is None:
             counts.joined += 1
             unstated.add(result)
@@ -153,10 +212,12 @@ class Scan:
                 _find_answer(row, self.spec.answer_pattern)
             content = content_hash(row)
             if column := self.spec.order_column:
-                self.order.append(_number(result.raw.value, column))
+                self.records["order"].append(_number(result.raw.value, column))
                 result = result._replace(ignored=tuple(name for name in result.ignored if name != column))
         except Malformed as error:
-            self.quarantine.add(name, result.raw, error)
+            record = self.recorder.record(location["file"], result.raw, error)
+            range_ = {key: location[key] for key in ("range",) if key in location}
+            self.quarantine.write(json.dumps([record | range_, error.repairs]) + "\n")
             counts.quarantined += 1
             return
         except Dropped as error:
@@ -165,50 +226,54 @@ class Scan:
         unstated.add(result)
         _count(result.ignored, counts.ignored)
         _count(result.marks, counts.marked)
-        self.hashes.append(content)
-        self.prompt_hashes.append(prompt_hash(split_key(row.opening), self.spec.split_seed))
+        counts.rows += 1
         origin = result.layout, row.notes
-        self.origins.append(self.known_origins.setdefault(origin, len(self.known_origins)))
+        self.records["content"].append(content)
+        self.records["prompt"].append(prompt_hash(split_key(row.opening), self.spec.split_seed))
+        self.records["origin"].append(self.known_origins.setdefault(origin, len(self.known_origins)))
         self.batch.append(row)
-        self.locations.append((name, result.raw))
+        if self.hits:
+            self.locations.append(location | {result.raw.unit: result.raw.number})
         if len(self.batch) == ROWS_PER_BATCH:
             self._flush()
 
     def _flush(self) -> None:
-        characters = self.spool.append(self.batch)
-        self.characters.frombytes(np.minimum(characters, MAX_CHARACTERS).astype(np.uint32).tobytes())
-        if self.near_duplicates:
-            self.near_duplicates.append(self.batch)
-        if self.contamination:
+        characters = np.minimum(self.rows.append(self.batch), MAX_CHARACTERS)
+        self.records["characters"].frombytes(characters.astype(np.uint32).tobytes())
+        if self.signatures:
+            self.signatures.append(self.batch)
+        if self.hits:
             turns = [compared_texts(row.turns) for row in self.batch]
-            locations = [{"file": name, raw.unit: raw.number} for name, raw in self.locations]
-            first = len(self.hashes) - len(self.batch)
-            self.contamination.append(turns, locations, np.array(self.hashes[first:], np.uint64), first)
+            self.hits.append(turns, self.locations, self.records["content"][-len(self.batch) :])
         # New lists, because a cleared list would keep its memory.
         self.batch, self.locations = [], []
 
 
-def _count(names: tuple[str, ...], ignored: Counter[str]) -> None:
+@dataclass(frozen=True)
+class _OfRange:
+    range: Range
+    number: int
+    file: RowFile
+    checks: FileChecks
+    label: str
+    span: LineSpan | None
+
+
+@contextmanager
+def named_errors(name: str) -> Iterator[None]:
+    """Name the file in errors that are about it as a whole."""
+    try:
+        yield
+    except Malformed as error:
+        raise SnaketuneError("\n".join(map(printable, f"{name}: {error.detail}".split("\n")))) from None
+
+
+def _count(names: tuple[str, ...], counted: Counter[str]) -> None:
     for name in names:
-        # Where keys are ids, there may be as many as rows.
-        ignored[name if name in ignored or len(ignored) < MAX_NAMES else OTHER_NAMES] += 1
-
-
-def _log_unread(source: Source, counts: SourceCounts) -> None:
-    """Log the columns and keys that aren't read, and the rows that are used although a column marks them as bad."""
-    more = f" and {len(source.files) - 1} more files" if len(source.files) > 1 else ""
-    name = hub_name(source.hub) if source.hub else f"{source.files[0]}{more}"
-    if counts.ignored:
-        what = f"ignored, because its layout doesn't read them: {_rows_of_each(counts.ignored)}"
-        print_line(f"{name}: {what}; to use one, map columns with `fields`")
-    if counts.marked:
-        what = f"used although a column marks them as bad: {_rows_of_each(counts.marked)}"
-        condition = counts.marked.most_common(1)[0][0].replace(": ", " != ", 1)
-        print_line(f"{name}: {what}; to drop them, set the source's `where`, for instance `where: {condition}`")
-
-
-def _rows_of_each(names: Counter[str]) -> str:
-    return ", ".join(f"{name} ({n} rows)" for name, n in names.most_common())
+        counted[name] += 1
+    # Where keys are ids, there may be as many as rows.
+    if len(counted) > 2 * MAX_NAMES:
+        limit_names(counted)
 
 
 @contextmanager

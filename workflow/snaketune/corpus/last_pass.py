@@ -1,101 +1,112 @@
-"""The last pass: the selected rows of the spool, written to the files of the result batch by batch."""
+"""The last pass: the selected rows, written to the files of the result batch by batch.
 
-import json
-from contextlib import ExitStack
+    train-00000.arrow, held_out-00000.arrow, …    ROWS_PER_FILE rows each, the last of a split fewer
+
+Each file is written by itself, so that jobs can share them, and all of them give the same bytes however many jobs there are.
+"""
+
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from snaketune.corpus.decisions import Decisions
-from snaketune.corpus.excerpts import excerpt
-from snaketune.corpus.first_pass import Scan, SourceCounts
-from snaketune.corpus.rows import ORDER_COLUMN, id_of
-from snaketune.corpus.selecting.spool import ROWS_PER_BATCH
+from snaketune.artifacts.split_files import file_name
+from snaketune.corpus.rows import SPLITS, id_of
+from snaketune.corpus.selecting.row_store import ROWS_PER_BATCH, RowFormat
+from snaketune.corpus.selecting.scanned_parts import ScannedPart, ScannedParts
 from snaketune.progress import progress
 
-GROUPS_SHOWN = 1000
-ROWS_SHOWN = 20
+# What `decide` writes besides the records: counts; and how often each row is written to each split.
+FACTS, ROWS_WRITTEN = "facts.json", "rows_written.arrow"
+ROWS_PER_FILE = 256 * ROWS_PER_BATCH
 
 
-def write_rows(scan: Scan, sources: list[SourceCounts], decisions: Decisions, folder: Path) -> None:
-    """Write `train.arrow` and `held_out.arrow`, in the order of the spool; ids of further copies end in `-2`, `-3`, …."""
-    spool, schema = scan.spool, scan.spool.result_schema
-    hashes, copies, held_out = np.asarray(scan.hashes), decisions.copies, decisions.held_out
-    source_of = np.repeat(
-        np.arange(len(sources), dtype=np.int16), [counts.rows.stop - counts.rows.start for counts in sources]
-    )
-    with SplitFile(folder / "train.arrow", schema) as train, SplitFile(folder / "held_out.arrow", schema) as held:
-        for start, batch in progress(spool.batches(), "writing", "batches", -(-len(hashes) // ROWS_PER_BATCH)):
-            rows = slice(start, start + batch.num_rows)
-            for split, in_split in ((train, ~held_out[rows]), (held, held_out[rows])):
-                indices = np.repeat(np.arange(batch.num_rows), copies[rows] * in_split)
-                if len(indices):
-                    ids, source = _ids(hashes[rows], indices), source_of[rows][indices]
-                    split.append(batch.take(pa.array(indices)), id=ids, source=source)
+def write_files(
+    parts: ScannedParts, format_: RowFormat, copies: dict[str, np.ndarray], folder: Path, part: int = 1, count: int = 1
+) -> int:
+    """Write the share of the files that one of `count` jobs has, `part` from 1. Return their rows.
+
+    Args:
+        copies: by split, how many times each row is written, uint8[rows].
+    """
+    files = [
+        (split, number)
+        for split in SPLITS
+        for number in range(max(1, -(-int(copies[split].sum(dtype=np.int64)) // ROWS_PER_FILE)))
+    ]
+    share = files[len(files) * (part - 1) // count : len(files) * part // count]
+    rows = 0
+    for split, number in progress(share, "writing", "files", len(share)):
+        path = folder / file_name(split, number)
+        with pa.ipc.new_file(str(path), format_.result) as writer:
+            for batch in _full_batches(_selected(parts, format_, copies[split], number * ROWS_PER_FILE)):
+                writer.write_batch(batch)
+                rows += batch.num_rows
+    return rows
 
 
-def write_order(scan: Scan, decisions: Decisions, folder: Path) -> None:
-    """Write the numbers that rows are ordered by, float64 for each row of `train.arrow` and of `held_out.arrow`, per split."""
-    for split, in_split in (("train", ~decisions.held_out), ("held_out", decisions.held_out)):
-        table = pa.table({ORDER_COLUMN: np.repeat(np.asarray(scan.order), decisions.copies * in_split)})
-        with pa.ipc.new_file(str(folder / f"{split}-{ORDER_COLUMN}.arrow"), table.schema) as writer:
-            writer.write_table(table)
+def _selected(parts: ScannedParts, format_: RowFormat, copies: np.ndarray, first: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows from `first` on of those written to a split, ROWS_PER_FILE at most."""
+    # The rows written so far; and where the file begins and ends among them.
+    written, end = 0, first + ROWS_PER_FILE
+    for part in parts:
+        of_part = copies[part.rows]
+        total = int(of_part.sum(dtype=np.int64))
+        if written + total > first and written < end:
+            before = written + np.concatenate([[0], np.cumsum(of_part, dtype=np.int64)])
+            start = int(np.searchsorted(before[1:], first, side="right"))
+            sources = np.zeros(len(of_part), np.int16)
+            for number, rows in part.rows_by_source:
+                sources[rows] = number
+            for row, batch in part.batches(format_, start):
+                if before[row] >= end:
+                    return
+                rows = slice(row, row + batch.num_rows)
+                span = max(first, before[row]), min(end, before[rows.stop])
+                if span[0] < span[1]:
+                    yield _batch(part, batch, rows, of_part[rows], before[row], span, sources, format_)
+        written += total
 
 
-def write_duplicates(scan: Scan, group: np.ndarray, path: Path) -> None:
-    """List the first groups of near duplicates: size, ids of the first rows, and an excerpt of the first row."""
-    sizes = np.bincount(group)
-    shown = np.flatnonzero(sizes > 1)[:GROUPS_SHOWN]
-    # Rows by group, stable, so that the rows of a group stay in order.
-    members = np.flatnonzero(np.isin(group, shown))
-    members = members[np.argsort(group[members], kind="stable")]
-    ends = np.cumsum(sizes[shown])
-    with path.open("w", encoding="utf-8") as file:
-        for size, end, row in zip(sizes[shown].tolist(), ends.tolist(), scan.spool.rows(shown.tolist())):
-            line = {
-                "rows": size,
-                "ids": [id_of(scan.hashes[member]) for member in members[end - size : end][:ROWS_SHOWN].tolist()],
-                "excerpt": excerpt({name: value for name, value in row.items() if value is not None}),
-            }
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+def _batch(
+    part: ScannedPart,
+    batch: pa.RecordBatch,
+    rows: slice,
+    copies: np.ndarray,
+    before: int,
+    span: tuple[int, int],
+    sources: np.ndarray,
+    format_: RowFormat,
+) -> pa.RecordBatch:
+    """A batch's rows as often as they are written, of those from `span[0]` to `span[1]` among all that are written.
+
+    Args:
+        before: how many are written before the batch.
+    """
+    indices = np.repeat(np.arange(len(copies)), copies)
+    numbers = np.arange(len(indices)) - np.repeat(np.cumsum(copies, dtype=np.int64) - copies, copies) + 1
+    taken = slice(span[0] - before, span[1] - before)
+    indices, numbers = indices[taken], numbers[taken]
+    hashes = part.content[rows][indices].tolist()
+    # The ids of further copies end in -2, -3, ….
+    ids = [id_of(content) + (f"-{number}" if number > 1 else "") for content, number in zip(hashes, numbers.tolist())]
+    columns = dict(zip(batch.schema.names, batch.take(pa.array(indices)).columns, strict=True))
+    columns |= {"id": pa.array(ids, pa.string()), "source": pa.array(sources[rows][indices])}
+    return pa.record_batch(columns, schema=format_.result)
 
 
-class SplitFile(ExitStack):
-    """One file of the result. All batches but the last are full, so the same rows always give the same bytes."""
-
-    def __init__(self, path: Path, schema: pa.Schema):
-        super().__init__()
-        self.schema = schema
-        self.writer = self.enter_context(pa.ipc.new_file(str(path), schema))
-        self.pending: list[pa.RecordBatch] = []
-        self.rows = 0
-        self.callback(self._finish)
-
-    def append(self, batch: pa.RecordBatch, **extra_columns: Any) -> None:
-        """Append a batch of the spool; `extra_columns` are those that the spool doesn't have."""
-        columns = dict(zip(batch.schema.names, batch.columns, strict=True)) | extra_columns
-        self.pending.append(pa.record_batch(columns, schema=self.schema))
-        self.rows += batch.num_rows
-        while self.rows >= ROWS_PER_BATCH:
-            self._write(ROWS_PER_BATCH)
-
-    def _finish(self) -> None:
-        if self.rows:
-            self._write(self.rows)
-
-    def _write(self, rows: int) -> None:
-        together = pa.concat_batches(self.pending)
-        self.writer.write_batch(together.slice(0, rows))
-        self.pending = [together.slice(rows)]
-        self.rows -= rows
-
-
-def _ids(hashes: np.ndarray, indices: np.ndarray) -> list[str]:
-    ids = [id_of(content) for content in hashes[indices].tolist()]
-    copy = 1
-    for position in (np.flatnonzero(indices[1:] == indices[:-1]) + 1).tolist():
-        copy = copy + 1 if "-" in ids[position - 1] else 2
-        ids[position] += f"-{copy}"
-    return ids
+def _full_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in batches of ROWS_PER_BATCH; the last may have fewer."""
+    pending: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        pending.append(batch)
+        rows += batch.num_rows
+        while rows >= ROWS_PER_BATCH:
+            together = pa.concat_batches(pending)
+            yield together.slice(0, ROWS_PER_BATCH)
+            rows -= ROWS_PER_BATCH
+            pending = [together.slice(ROWS_PER_BATCH)]
+    if rows:
+        yield pa.concat_batches(pending)

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,40 +19,21 @@ HALF_AN_ADDRESS = re.compile(r"""[^\s"'@]*@[^\s"']*""")
 LAST_WORD_OR_NUMBER = re.compile(r"""[\d\s().+-]*[^\s"']*$""")
 
 
-@dataclass
-class Quarantine:
-    """The file of malformed rows, and their counts and examples for messages.
+class Recorder:
+    """Records of malformed rows."""
 
-    Attributes:
-        mask: masks personal data in the record as in the rows; None where nothing is masked.
-        repairs, repairable: the repairs that would make rows valid, and the number of these rows.
-    """
+    def __init__(self, mask: Callable[[str], str] | None = None):
+        """Args: mask: masks personal data in the record as in the rows; None where nothing is masked."""
+        self.mask = mask
 
-    file: TextIO
-    mask: Callable[[str], str] | None = None
-    reasons: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, str] = field(default_factory=dict)
-    first: list[str] = field(default_factory=list)
-    repairs: dict[str, None] = field(default_factory=dict)
-    repairable: int = 0
-
-    def add(self, file: str, raw: RawRow, error: Malformed) -> None:
-        record = {
+    def record(self, file: str, raw: RawRow, error: Malformed) -> dict[str, Any]:
+        return {
             "file": file,
             raw.unit: raw.number,
             "reason": error.reason,
             "detail": self._masked_text(error.detail),
             "excerpt": self._excerpt(raw, error),
         }
-        line = printable(json.dumps(record, ensure_ascii=False))
-        self.file.write(line + "\n")
-        self.reasons[error.reason] += 1
-        self.repairs |= dict.fromkeys(error.repairs)
-        self.repairable += bool(error.repairs)
-        location = f"{file}:{raw.number}" if raw.unit == "line" else f"{file}, row {raw.number}"
-        self.examples.setdefault(error.reason, printable(f"{location}: {record['detail']}"))
-        if len(self.first) < ROWS_SHOWN:
-            self.first.append(line)
 
     def _excerpt(self, raw: RawRow, error: Malformed) -> str:
         if isinstance(raw.value, Malformed):
@@ -77,6 +58,35 @@ class Quarantine:
         text = str(value)
         masked = self.mask(text)
         return value if masked == text else masked
+
+
+@dataclass
+class Quarantine:
+    """The file of malformed rows, and their counts and examples for messages.
+
+    Attributes:
+        repairs, repairable: the repairs that would make rows valid, and the number of these rows.
+    """
+
+    file: TextIO
+    reasons: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+    first: list[str] = field(default_factory=list)
+    repairs: dict[str, None] = field(default_factory=dict)
+    repairable: int = 0
+
+    def add(self, record: dict[str, Any], repairs: Sequence[str] = ()) -> None:
+        """Args: record: of a `Recorder`; repairs: the configurable repairs that would make the row valid."""
+        line = printable(json.dumps(record, ensure_ascii=False))
+        self.file.write(line + "\n")
+        self.reasons[record["reason"]] += 1
+        self.repairs |= dict.fromkeys(repairs)
+        self.repairable += bool(repairs)
+        file = record["file"]
+        location = f"{file}:{record['line']}" if "line" in record else f"{file}, row {record['row']}"
+        self.examples.setdefault(record["reason"], printable(f"{location}: {record['detail']}"))
+        if len(self.first) < ROWS_SHOWN:
+            self.first.append(line)
 
     def check_limit(self, rows: int, sound: int, limit: float, saved_path: Path) -> None:
         """Raise if too many of the rows are malformed.

@@ -51,6 +51,7 @@ def with_weights(schema: pa.Schema) -> pa.Schema:
 
 
 TEXT = "text"
+SPLITS = ("train", "held_out")
 NAN_AS_NULL = ("nan_as_null",)
 
 

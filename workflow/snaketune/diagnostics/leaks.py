@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 import xxhash
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.split_files import read_split
 from snaketune.stages.findings import Finding
 from snaketune.stages.specs import PreflightEvaluation
-from snaketune.tables import read_table
 
 # Words, and each symbol that isn't punctuation of prose.
 COMPARED = re.compile(r"\w+|[^\w\s.,;:!?'\"‘’‚‛“”„‟«»‹›…·¡¿،؛؟。、，．；：！？「」『』]")
@@ -61,7 +61,7 @@ def _compared(corpus: Artifact, split: str, systems: bool) -> Iterator[Any]:
     """Yield for each row what it is compared by: the id of a document, or the hashes of a prompt, with its system text if
     `systems`."""
     if _holds_documents(corpus):
-        yield from read_table(corpus.file(f"{split}.arrow")).column("id").to_pylist()
+        yield from read_split(corpus, split).column("id").to_pylist()
     else:
         yield from ((system if systems else NO_SYSTEM, user) for system, user in _prompts(corpus, split))
 
@@ -113,7 +113,7 @@ def _has_system(corpus: Artifact, split: str) -> bool:
 
 def _turns(corpus: Artifact, split: str) -> Iterator[tuple[pa.Array, pa.Array, pa.Array]]:
     """Yield batch by batch role and content of the turns that the split depends on, and the index of each row's first turn."""
-    table = read_table(corpus.file(f"{split}.arrow"))
+    table = read_split(corpus, split)
     for chunk in table.column("messages" if "messages" in table.column_names else "prompt").chunks:
         yield chunk.values.field("role"), chunk.values.field("content"), chunk.offsets[:-1]
 

@@ -14,6 +14,7 @@ import numpy as np
 from transformers import PretrainedConfig
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.split_files import read_split
 from snaketune.config.base_models import Pretrained
 from snaketune.config.optimizers import OPTIMIZERS
 from snaketune.engine.model.devices import Compute
@@ -24,7 +25,6 @@ from snaketune.models.load_model import own_tokenizer
 from snaketune.models.memory import TracedModel, trace_model
 from snaketune.stages.findings import Finding
 from snaketune.stages.specs import PreflightEvaluation, PreflightRun
-from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
 
 # Findings are reported above this share of dropped tokens, and below this share of supervised ones.
@@ -200,9 +200,7 @@ def check_missing_answers(
     The answers are known after reading the rows, unlike in `config.workflow`. Args: evaluated: corpora by name.
     """
     for evaluation in evaluations:
-        answers = [
-            read_table(evaluated[name].file("held_out.arrow")).column("answer") for name in evaluation.exact_match
-        ]
+        answers = [read_split(evaluated[name], "held_out").column("answer") for name in evaluation.exact_match]
         if answers and all(column.null_count == len(column) for column in answers):
             rows = f"none of the {sum(map(len, answers)):,} held-out rows of {' and '.join(evaluation.exact_match)}"
             problem = f"{rows} has a checkable answer, so there is nothing to compare"

@@ -18,6 +18,7 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from snaketune.artifacts.manifest import Artifact, read_json
+from snaketune.artifacts.split_files import read_split
 from snaketune.config.operation import Execution
 from snaketune.corpus.rows import TEXT
 from snaketune.diagnostics.checks import gradients, recomputed, sequences, turns, weights
@@ -162,7 +163,7 @@ class FinishedTraining:
         rows, listed = open_rows(self.pack, "train"), list(documents(self.pack, "train"))
         chosen = sequences.random_rows(rows, self.spec.rows)
         ids = pa.array([document["id"] for document in listed if document["row"] in {*chosen}], pa.string())
-        corpus = read_table(self.corpus.file("train.arrow"))
+        corpus = read_split(self.corpus, "train")
         read = corpus.filter(pc.is_in(corpus["id"], value_set=ids)).to_pylist()
         if any(turn["role"] == TEXT for row in read for turn in row.get("messages", ())):
             raise SnaketuneError("its rows are text without turns")

@@ -19,6 +19,7 @@ import pyarrow as pa
 from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.split_files import read_split
 from snaketune.config.generation import Server
 from snaketune.config.operation import Execution
 from snaketune.engine.model.attention import use_own_attention
@@ -48,7 +49,7 @@ from snaketune.sampling.transformers_engine import TransformersEngine
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import EvalSpec
-from snaketune.tables import read_table, write_table
+from snaketune.tables import write_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.template import Refused
 from snaketune.training.reference.teacher_file import open_teacher
@@ -242,6 +243,6 @@ def _held_out_prompts(
     """The held-out prompts that the chat template accepts, and their tokens."""
     prompts: list[Prompt] = []
     for name, corpus in zip(spec.conversations, corpora, strict=True):
-        held_out = read_table(corpus.file("held_out.arrow"))
+        held_out = read_split(corpus, "held_out")
         prompts += choose_prompts(name, held_out, spec.exact_match.limit, max(spec.samples, spec.judged))
     return _encode_prompts(chat, prompts, spec.generation.template_variables)

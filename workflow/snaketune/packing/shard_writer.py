@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.split_files import read_split
 from snaketune.engine.packing.planned_segments import COLUMNS, PlannedSegments
 from snaketune.engine.packing.ragged import offsets_of
 from snaketune.engine.packing.row_builder import RowBuilder
@@ -106,7 +107,7 @@ def _write_packed(builder: RowBuilder, manifest: dict[str, Any], shard: Shard, p
 
 def _write_raw(rows: "PlannedRows", corpus: Artifact, shard: Shard, path: Path) -> None:
     """Write a shard of unchanged corpus rows (format v2.0), which TRL's trainer tokenizes."""
-    table = read_table(corpus.file(f"{shard.split}.arrow"))
+    table = read_split(corpus, shard.split)
     for chunk in table.column("messages").chunks:
         name = next(
             (field for field in ("supervised", "weight") if chunk.type.value_type.get_field_index(field) >= 0), None

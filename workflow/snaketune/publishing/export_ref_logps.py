@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.split_files import read_split
 from snaketune.engine.packing.segments import layout_of
 from snaketune.engine.packing.shards import IGNORED
 from snaketune.errors import SnaketuneError
 from snaketune.packing.reader import documents, open_rows
-from snaketune.tables import read_table
 from snaketune.training.reference.logps_table import COMPLETIONS, read_ref_logps
 
 TEXTS = ("prompt", *COMPLETIONS)
@@ -53,7 +53,7 @@ def export_ref_logps(ref_logps: Artifact, pack: Artifact, corpus: Artifact, spli
     partial = out.with_name(f".{out.name}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
     with _Writer(partial, out.suffix) as write:
-        for batch in read_table(corpus.file(f"{split}.arrow")).to_batches(ROWS_PER_BATCH):
+        for batch in read_split(corpus, split).to_batches(ROWS_PER_BATCH):
             rows = []
             for row in batch.to_pylist():
                 if row["id"] in seen or row["id"] not in tokens:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.split_files import read_split
 from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.errors import SnaketuneError
 from snaketune.progress import progress
@@ -55,7 +56,7 @@ def write_prompts(
     known = _known(scores)
     chosen: list[dict[str, Any]] = []
     for name, corpus in zip(spec.corpora, corpora, strict=True):
-        table = read_table(corpus.file(f"{spec.split}.arrow"))
+        table = read_split(corpus, spec.split)
         rows = _order(table["id"].to_pylist(), spec.skip)
         reasons = [_left_out(table["id"][row].as_py(), known, spec) for row in rows]
         left_out.update(filter(None, reasons))

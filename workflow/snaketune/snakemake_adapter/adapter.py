@@ -183,7 +183,8 @@ class Adapter:
 
     def previewed(self, wildcards: Wildcards) -> list[str]:
         """Return the files of all corpora."""
-        return [file for job in self.graph.stage("corpus") for file in job.files["files"]]
+        corpora = self.graph.config.corpora.values()
+        return [file for corpus in corpora for source in corpus.sources for file in source.files]
 
     def link_to_best(self) -> dict[str, Any]:
         """Return the link to the best run's model, an output of the report if the config ranks runs."""

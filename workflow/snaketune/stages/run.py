@@ -69,7 +69,7 @@ def build_once(job: LoadedJob, build: Callable[[WorkFolder], Outcome], work_root
     versions = {name: installed_version(name) for name in sorted(stage.libraries(job.spec, job.artifacts))}
     counted_versions = versions if job.reruns_on == "versions" else None
     key, *equivalent = job.cache_keys()
-    read_now = read_files(job.files, work_root)
+    read_now = read_files(job.files, work_root, shared=stage.array)
     external = {role: [entry for _, entry in fingerprint_entries(role, read)] for role, read in read_now.items()}
     inputs = read_artifacts(job.artifacts, key.by) | external
     digests = {str(path): digest for read in read_now.values() for path, digest in read}

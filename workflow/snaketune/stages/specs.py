@@ -10,7 +10,14 @@ from typing import Any, Literal, TypeVar
 
 from snaketune.config.base import Fraction, Model
 from snaketune.config.base_models import Pretrained, Scratch
-from snaketune.config.corpus_sources import CorpusContent, EmptyReasoning, Reasoning
+from snaketune.config.corpus_sources import (
+    Cleaning,
+    CorpusContent,
+    EmptyReasoning,
+    NearDuplicates,
+    Reasoning,
+    Source,
+)
 from snaketune.config.distillation import DistillLoss
 from snaketune.config.evaluations import ExactMatch, Report, TaskSettings
 from snaketune.config.generation import Decoding, Generation
@@ -27,6 +34,40 @@ Kind = Literal["sft", "preference", "unpaired"]
 AnyModel = TypeVar("AnyModel", bound=Model)
 
 
+class Part(Model):
+    """One part of a stage's work; parts are numbered from 1."""
+
+    part: int
+    parts: int
+
+
+class ReadSpec(Model):
+    """What the rows of some sources are read by; not which of them are used."""
+
+    kind: Literal["conversations", "preferences", "unpaired", "text"]
+    sources: tuple[Source, ...]
+    # Of each file, which of how many equal pieces are read: the first, the last, the number of all. Empty: whole files.
+    ranges: tuple[tuple[int, int, int], ...] = ()
+    split_seed: int
+    order_column: str | None
+    answer_pattern: str | None
+    repair: tuple[str, ...]
+    cleaning: Cleaning
+    near_duplicates: NearDuplicates | None
+    ngram: int | None  # words per n-gram that rows are compared by with evaluation data
+    own_held_out: bool  # whether they are compared with the corpus' held-out rows later
+
+
+class DecideSpec(CorpusContent):
+    """The corpus, and of each part the numbers of its sources."""
+
+    sources_of_parts: tuple[tuple[int, ...], ...]
+
+
+class FilterSpec(Part):
+    """The part of a corpus' files to be written."""
+
+
 class TokenizerSpec(Model):
     """The settings of a tokenizer's training, or the tokenizer to adopt."""
 
@@ -37,13 +78,6 @@ class TokenizerSpec(Model):
     adopt: str | None = None
     revision: str | None = None
     template_date: date | None = None
-
-
-class Part(Model):
-    """One part of a stage's work; parts are numbered from 1."""
-
-    part: int
-    parts: int
 
 
 class TokenizeSpec(Part):

@@ -9,6 +9,9 @@ from importlib import import_module
 from snaketune.stages.declaration import Stage
 
 MODULES = (
+    "corpus.read",
+    "corpus.decide",
+    "corpus.filter",
     "corpus.corpus",
     "tokenization.tokenizer",
     "tokenization.tokenize",

@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.corpus.quarantine import Quarantine
+from snaketune.artifacts.split_files import read_split
+from snaketune.corpus.quarantine import Quarantine, Recorder
 from snaketune.corpus.rows import MARGIN, Malformed, RawRow
 from snaketune.engine.packing.ragged import common_start, offsets_of
 from snaketune.errors import SnaketuneError
@@ -27,7 +28,6 @@ from snaketune.progress import progress
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import TokenizeSpec
-from snaketune.tables import read_table
 from snaketune.tokenization.batched import batched_encoder
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.control_frames import OmittedTurn
@@ -63,7 +63,7 @@ def tokenize_part(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tok
     if spec.kind == TEXT:
         chat = chat.for_documents()
     corpus = corpus.for_part(spec.part)
-    tables = {split: read_table(corpus.file(f"{split}.arrow")) for split in SPLITS}
+    tables = {split: read_split(corpus, split) for split in SPLITS}
     encoder = _Encoder(spec, chat)
     try:
         try:
@@ -102,7 +102,7 @@ def _write(
     samples: list[Sample] = []
     quarantines = spec.most_refused is not None
     with (work.payload / QUARANTINE).open("w", encoding="utf-8") if quarantines else nullcontext() as file:
-        quarantine = Quarantine(file)
+        quarantine, recorder = Quarantine(file), Recorder()
         for split in SPLITS:
             tally = Counter(dict.fromkeys(COUNTED, 0))
             batches, rated = tables[split].to_batches(), MARGIN.name in tables[split].column_names
@@ -113,7 +113,7 @@ def _write(
                     rows, refused = encoder.encode(group, number, refuses=quarantines)
                     for at, error in refused:
                         raw = RawRow("row", earlier + tally["rows"] + at + 1, group.slice(at, 1).to_pylist()[0])
-                        quarantine.add(split, raw, Malformed(error.reason, str(error)))
+                        quarantine.add(recorder.record(split, raw, Malformed(error.reason, str(error))))
                     writer.write(rows)
                     supervised = rows.supervised_tokens
                     tally["rows"] += len(group)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.split_files import split_files
 from snaketune.config.model_files import check_model_files
 from snaketune.errors import SnaketuneError
 from snaketune.files import write_json
@@ -62,7 +63,7 @@ def make_tokenizer(
             raise SnaketuneError(
                 f"tokenizers.chat_template: a trained tokenizer needs one; there are {shipped_templates()}"
             )
-        tables = [artifact.file("train.arrow") for artifact in corpora]
+        tables = [path for artifact in corpora for path in split_files(artifact, "train")]
         texts = Texts(_texts(tables, template))
         model = train(texts, spec)
         tokenizer = convert(model)

@@ -6,6 +6,7 @@ held in memory, one file at a time; other rows are read one by one, in some micr
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
+from typing import Any
 
 from snaketune.config.corpus_sources import Frame, Source
 from snaketune.corpus.layouts.recognise import recognise
@@ -16,7 +17,7 @@ from snaketune.corpus.values.frames import strip_frame
 from snaketune.corpus.values.labels import KEYS, add_labels
 from snaketune.corpus.values.marks import bad_row_marks
 from snaketune.corpus.values.row_file import Plan, RowFile, column_at
-from snaketune.corpus.values.schema import Values
+from snaketune.corpus.values.schema import Values, columns_in
 from snaketune.corpus.values.tools import variables_of
 from snaketune.corpus.values.turns import weigh
 from snaketune.corpus.values.unread import unread_names
@@ -29,23 +30,75 @@ ROWS_COMPARED = 200
 MISSING = {"nan", "NaN", "None", "NULL", "null", "<NA>"}
 
 
+class FileChecks:
+    """What is checked once all rows of a file have been read, also if several jobs read a range of it each.
+
+    Attributes:
+        absent: the conditions of `where` whose column no row has had.
+        numeric_verdicts, bound: as in `RowFile`.
+    """
+
+    def __init__(self, source: Source):
+        self.row_filter = RowFilter(source.where)
+        self.numeric_verdicts: set[tuple[str, int]] = set()
+        self.bound: dict[str, Any] = {}
+
+    def finish(self) -> None:
+        """Raise Malformed if no row has a column of `where`, or votes are ambiguous."""
+        self.row_filter.finish()
+        check_numeric_verdicts(self.numeric_verdicts)
+
+    def state(self) -> dict[str, Any]:
+        """What `merge` reads, as plain JSON."""
+        verdicts = sorted([column, number] for column, number in self.numeric_verdicts)
+        bound = {key: [*columns_in(name)] for key, name in self.bound.items()}
+        return {"absent": [*self.row_filter.absent], "numeric_verdicts": verdicts, "bound": bound}
+
+    def merge(self, state: dict[str, Any]) -> None:
+        """Add the state of another range. Raises Malformed: it reads a value from another column than the ranges before."""
+        for key, columns in state["bound"].items():
+            if self.bound.setdefault(key, columns) != columns:
+                what = f"{key} is read from {', '.join(self.bound[key])}, and in a later part from {', '.join(columns)}"
+                raise Malformed("columns_differ", f"{what}; map its columns with `fields`")
+        absent = self.row_filter.absent
+        self.row_filter.absent = {text: None for text in absent if text in state["absent"]}
+        self.numeric_verdicts |= {(column, number) for column, number in state["numeric_verdicts"]}
+
+
+def layout_of(rows: Iterable[RawRow], kind: str, source: Source) -> RowFile:
+    """The file whose first rows these are, as its layout reads it; Malformed as by `recognise`."""
+    row_filter = RowFilter(source.where)
+    return recognise([raw for raw in rows if _is_used(raw, row_filter)], kind, source)
+
+
 def canonical_rows(
-    raws: Iterable[RawRow], *, kind: str, source: Source, repair: tuple[str, ...]
+    raws: Iterable[RawRow],
+    *,
+    kind: str,
+    source: Source,
+    repair: tuple[str, ...],
+    file: RowFile | None = None,
+    checks: FileChecks | None = None,
 ) -> Iterator[RowResult]:
     """Make the rows of one file canonical: each raw row gives one result or several.
 
     Args:
         kind: the kind of the corpus: conversations, preferences, unpaired or text.
         repair: the configured repairs of rows that aren't valid.
+        file: the file of the rows, where they aren't its first ones.
+        checks: takes what is checked at the end of the file, where more of its rows are read elsewhere.
     Yields:
         Canonical rows; reasons why a raw row gives none; None for a raw row that became part of another.
     Raises:
         Malformed: the file as a whole can't be read: its columns don't decide the layout, no row has a column of `where`, or
             votes are ambiguous.
     """
-    row_filter, raws = RowFilter(source.where), iter(raws)
-    first = list(islice(raws, ROWS_COMPARED))
-    file = recognise([raw for raw in first if _is_used(raw, row_filter)], kind, source)
+    end = checks or FileChecks(source)
+    row_filter, raws = end.row_filter, iter(raws)
+    first: list[RawRow] = []
+    if file is None:
+        first = list(islice(raws, ROWS_COMPARED))
+        file = layout_of(first, kind, source)
     name, read = file.schema.name, file.schema.read
     joined: list[tuple[RawRow, Values, Plan]] = []
     for raw in chain(first, raws):
@@ -67,8 +120,9 @@ def canonical_rows(
             continue
         for number, part in enumerate(row):
             yield _result(raw, values, plan, part, file, repair, first=number == 0)
-    row_filter.finish()
-    check_numeric_verdicts(file.numeric_verdicts)
+    end.numeric_verdicts, end.bound = file.numeric_verdicts, file.bound
+    if checks is None:
+        end.finish()
     if joined:
         rows = file.schema.join([values for _, values, _ in joined], file)
         for (raw, values, plan), row in zip(joined, rows, strict=True):

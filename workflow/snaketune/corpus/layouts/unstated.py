@@ -58,13 +58,14 @@ class UnstatedColumns:
         self.categories: dict[str, set[str]] = {}
         self.in_question: dict[str, tuple[str, str]] = {}
         self.tools: str | None = None
-        self.first: RowResult | None = None  # the first row with such a column
+        # Layout and columns of the first row with a column that isn't read.
+        self.first: tuple[str, tuple[str, ...]] | None = None
 
     def add(self, result: RowResult) -> None:
         """Look at the columns that a used row has and its layout doesn't read."""
         if not (self.guessed and result.ignored):
             return
-        self.first = self.first or result
+        self.first = self.first or (result.layout, tuple(result.raw.value))
         row = result.raw.value
         for name in result.ignored:
             # Nearly all columns are numbers, or texts that are settled soon.
@@ -79,6 +80,21 @@ class UnstatedColumns:
                         self.in_question[path] = f"{result.raw.unit} {result.raw.number}", excerpt(leaf)
                         self.tools = self.tools or _tools_within(path, leaf)
 
+    def state(self) -> dict[str, Any]:
+        """What `merge` reads, as plain JSON: of one range of the file, in which no column is in question yet."""
+        categories = {path: sorted(texts) for path, texts in self.categories.items()}
+        return {"rows": dict(self.rows), "categories": categories, "first": self.first}
+
+    def merge(self, state: dict[str, Any]) -> None:
+        """Add the rows of another range of the file."""
+        self.rows.update(state["rows"])
+        self.first = self.first or (state["first"] and (state["first"][0], tuple(state["first"][1])))
+        for path, texts in state["categories"].items():
+            known = self.categories.setdefault(path, set())
+            known.update(texts)
+            if len(known) > CATEGORIES or len(self.categories) > PATHS:
+                self.in_question[path] = f"{len(known)} different texts", excerpt(min(known))
+
     def finish(self) -> None:
         """Decide about the texts that were too few to be categories."""
         for path, texts in self.categories.items():
@@ -89,7 +105,7 @@ class UnstatedColumns:
         """Raise SnaketuneError with the entry to paste if columns are in question."""
         if not self.in_question:
             return
-        layout, columns = self.first.layout, tuple(self.first.raw.value)
+        layout, columns = self.first or ("", ())
         lines = [
             f"{file}: rows were recognised as {layout}, which doesn't read columns that may hold turns or mark rows:",
             *(f"  {path}: {text} ({place})" for path, (place, text) in self.in_question.items()),

@@ -7,7 +7,7 @@ one malformed row, a malformed array fails the file. Both are read in blocks, so
 import io
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal, Protocol
 
 from snaketune.corpus.excerpts import excerpt
 from snaketune.corpus.reading.encodings import UTF_8, wrong_encoding
@@ -37,7 +37,7 @@ def read_json(opener: Opener, display_name: str, keys: TextKeys = DEFAULT_KEYS) 
     if not head:
         return
     if _is_lines(head, display_name):
-        yield from _json_lines(opener)
+        yield from json_lines(opener)
         return
     number = 0
     try:
@@ -52,7 +52,7 @@ def read_json(opener: Opener, display_name: str, keys: TextKeys = DEFAULT_KEYS) 
                 what = error.detail if keys.encoding == UTF_8 else wrong_encoding(keys.encoding)
             raise SnaketuneError(f"{display_name} isn't valid JSON: {what}") from None
         # JSON lines after all, and the first line is malformed.
-        yield from _json_lines(opener)
+        yield from json_lines(opener)
 
 
 def rows_of_line(number: int, line: bytes) -> Iterable[RawRow]:
@@ -67,10 +67,25 @@ def _irregular_rows(number: int, line: bytes, value: Any) -> Iterable[RawRow]:
     return (_row("line", number, value),)
 
 
-def _json_lines(opener: Opener) -> Iterator[RawRow]:
+class Span(Protocol):
+    """A span of a file's bytes, which begins at `start`."""
+
+    start: int
+
+    def lines(self, file: BinaryIO) -> Iterable[bytes]: ...
+
+
+def is_json_lines(opener: Opener, display_name: str) -> bool:
+    """Whether the first two lines show that the file has one value per line."""
+    head = _head(opener)
+    return bool(head) and _is_lines(head, display_name)
+
+
+def json_lines(opener: Opener, span: Span | None = None) -> Iterator[RawRow]:
+    """Yield the rows of all lines, or of those of a span of bytes, numbered from 1."""
     with opener() as file:
-        for number, line in enumerate(file, start=1):
-            if number == 1:
+        for number, line in enumerate(span.lines(file) if span else file, start=1):
+            if number == 1 and not (span and span.start):
                 line = line.removeprefix(BYTE_ORDER_MARK)
             if line and not line.isspace():
                 value = _parsed(line)

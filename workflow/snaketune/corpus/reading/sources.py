@@ -60,7 +60,7 @@ def read_files(
     Raises:
         SnaketuneError: missing, empty, cut off, or in no supported format.
     """
-    with _explained_errors(display_name):
+    with explained_errors(display_name):
         if path.exists() and not path.is_file():
             what = "a folder; name the files in it" if path.is_dir() else "not a regular file; write its rows to one"
             raise SnaketuneError(f"{display_name} is {what}")
@@ -97,7 +97,8 @@ def read_file(path: Path, display_name: str, *, plain: bool = False, keys: TextK
 
 
 @contextmanager
-def _explained_errors(display_name: str) -> Iterator[None]:
+def explained_errors(display_name: str) -> Iterator[None]:
+    """Name the file in errors of reading it, and what to do."""
     try:
         yield
     except FileNotFoundError:
@@ -127,7 +128,7 @@ def _in_utf8(opener: Opener, display_name: str, keys: TextKeys) -> tuple[Opener,
 
 def _rows(opener: Opener, display_name: str, plain: bool, keys: TextKeys) -> Iterator[RawRow]:
     rows = 0
-    with _explained_errors(display_name):
+    with explained_errors(display_name):
         opener, head = _in_utf8(opener, display_name, keys)
         if head:
             format_ = format_of(head, display_name, plain=plain, keys=keys)

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -25,6 +26,25 @@ def read_parquet(opener: Opener, display_name: str) -> Iterator[RawRow]:
     from pyarrow.parquet import ParquetFile
 
     return _rows(ParquetFile(_buffer(opener, display_name)).iter_batches(ROWS_PER_READ), display_name)
+
+
+def parquet_groups(path: Path) -> int:
+    """The number of row groups of a Parquet file."""
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(path) as file:
+        return file.num_row_groups
+
+
+def read_parquet_groups(path: Path, display_name: str, groups: range) -> Iterator[RawRow]:
+    """Yield the rows of consecutive row groups, numbered as in the whole file. Raises what `read_parquet` raises."""
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(path, memory_map=True) as file:
+        first = sum(file.metadata.row_group(group).num_rows for group in range(groups.start))
+        batches = file.iter_batches(ROWS_PER_READ, row_groups=list(groups)) if groups else ()
+        for raw in _rows(batches, display_name):
+            yield raw._replace(number=first + raw.number)
 
 
 def read_arrow(opener: Opener, display_name: str) -> Iterator[RawRow]:

@@ -9,7 +9,7 @@ split is known. For these, n-grams that several prompts share don't count, and o
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import accumulate, chain
 from pathlib import Path
@@ -21,87 +21,102 @@ import pyarrow as pa
 from snaketune.corpus.excerpts import printable
 from snaketune.corpus.rows import id_of
 from snaketune.corpus.selecting.evaluation_ngrams import EvaluationNgrams, EvaluationText
-from snaketune.corpus.selecting.spool import ROWS_PER_BATCH, Spool
+from snaketune.corpus.selecting.row_store import ROWS_PER_BATCH, RowFormat
+from snaketune.corpus.selecting.scanned_parts import ScannedPart, ScannedParts
 from snaketune.corpus.selecting.words import compared_texts, split_words, windows, words_of
 from snaketune.progress import progress
 
 # Can't be the name of a corpus, or of a folder and a file.
 OWN_HELD_OUT = "its own held-out rows"
+HITS, LOCATIONS = "hits.jsonl", "places.jsonl"
 
 
-class Contamination(ExitStack):
-    """Hits and locations of rows: recorded inside `with`, as rows are read; read again after the split."""
+class HitWriter(ExitStack):
+    """Records hits and locations of the rows of a part, inside `with`."""
 
-    def __init__(self, folder: Path, evaluations: list[EvaluationNgrams], spool: Spool, *, n: int, own_held_out: bool):
-        """Args:
-        folder: where hits and locations are recorded.
-        spool: where the rows are.
-        own_held_out: whether train rows are compared with the corpus' held-out rows too.
-        """
+    def __init__(self, folder: Path, evaluations: list[EvaluationNgrams], own_held_out: bool):
+        """Args: own_held_out: whether train rows are compared with the corpus' held-out rows later."""
         super().__init__()
-        self.evaluations, self.spool, self.n, self.own_held_out = evaluations, spool, n, own_held_out
-        self.paths = folder / "hits.jsonl", folder / "places.jsonl"
-        self.hits, self.locations = (self.enter_context(path.open("w", encoding="utf-8")) for path in self.paths)
+        self.evaluations, self.rows, self.names = evaluations, 0, [evaluation.name for evaluation in evaluations]
+        self.hits = self.enter_context((folder / HITS).open("w", encoding="utf-8"))
+        self.locations = self.enter_context((folder / LOCATIONS).open("w", encoding="utf-8")) if own_held_out else None
 
-    def append(self, turns: list[list[str]], locations: list[dict[str, Any]], hashes: np.ndarray, row: int) -> None:
+    def append(self, turns: list[list[str]], locations: list[dict[str, Any]], hashes: Sequence[int]) -> None:
         """Compare one batch of rows.
 
         Args:
             turns: for each row, the texts that are compared.
             locations: for each row, file and line or row number.
-            hashes: uint64, for each row the hash that its id is made of.
-            row: number of the first row of the batch.
+            hashes: for each row, the hash that its id is made of.
         """
-        if self.own_held_out:
+        if self.locations:
             self.locations.write(json.dumps(locations) + "\n")
-        for i, hit in _compare(self.evaluations, turns):
-            record = {"id": id_of(int(hashes[i])), **locations[i], **hit}
-            self.hits.write(json.dumps([row + i, record]) + "\n")
+        for row, hit in _compare(self.evaluations, turns):
+            record = {"id": id_of(hashes[row]), **locations[row], **hit}
+            self.hits.write(json.dumps([self.rows + row, record]) + "\n")
+        self.rows += len(turns)
 
-    def confirm(
-        self, remaining: np.ndarray, held_out: np.ndarray, hashes: np.ndarray, prompt_hashes: np.ndarray, record: Path
-    ) -> tuple[np.ndarray, dict[str, int]]:
-        """Write the hits of the remaining train rows to `record`.
 
-        Args:
-            remaining, held_out, hashes, prompt_hashes: for each row, whether no earlier step dropped it, whether it is held
-                out, the hash that its id is made of, and the hash of its prompt.
-        Returns:
-            bool[rows], True for contaminated rows; and by evaluation, the number of train rows with a hit.
-        """
-        train = remaining & ~held_out
-        contaminated = np.zeros(len(remaining), bool)
-        names = [evaluation.name for evaluation in self.evaluations] + [OWN_HELD_OUT] * self.own_held_out
-        counts = dict.fromkeys(names, 0)
-        own_hits = self._hits_in_own_held_out(train, remaining & held_out, hashes, prompt_hashes)
-        with self.paths[0].open(encoding="utf-8") as lines, record.open("w", encoding="utf-8") as out:
-            for row, hit in chain(map(json.loads, progress(lines, "reading hits", "hits")), own_hits):
-                if train[row]:
-                    contaminated[row] = True
-                    counts[hit["evaluated"]] += 1
-                    out.write(printable(json.dumps(hit, ensure_ascii=False)) + "\n")
-        return contaminated, counts
+def contaminated_rows(
+    parts: ScannedParts,
+    format_: RowFormat,
+    n: int,
+    *,
+    own_held_out: bool,
+    remaining: np.ndarray,
+    held_out: np.ndarray,
+    record: Path,
+) -> tuple[np.ndarray, dict[str, int]]:
+    """Write the hits of the remaining train rows to `record`.
 
-    def _hits_in_own_held_out(
-        self, train: np.ndarray, held_out: np.ndarray, hashes: np.ndarray, prompt_hashes: np.ndarray
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
-        if not self.own_held_out:
-            return
-        # Caps are applied later, so that rows beyond a cap can replace rows dropped here; a row may be dropped for a
-        # held-out row that a cap drops.
-        evaluation = EvaluationNgrams(
-            OWN_HELD_OUT, _held_out_texts(self.spool, held_out, hashes, prompt_hashes), self.n
-        )
-        batches = -(-len(train) // ROWS_PER_BATCH)
-        with self.paths[1].open(encoding="utf-8") as locations:
-            rows_of_batches = progress(_rows(self.spool, train), "comparing with held-out rows", "batches", batches)
-            for line, (numbers, rows) in zip(locations, rows_of_batches):
-                turns = [compared_texts([turn for column in row.values() for turn in column]) for row in rows]
-                batch_locations = None
-                for i, hit in _compare([evaluation], turns):
-                    batch_locations = batch_locations or json.loads(line)
-                    row = int(numbers[i])
-                    yield row, {"id": id_of(int(hashes[row])), **batch_locations[row % ROWS_PER_BATCH], **hit}
+    Args:
+        n: words per n-gram.
+        own_held_out: whether train rows are compared with the corpus' held-out rows too.
+        remaining, held_out: for each row, whether no earlier step dropped it, and whether it is held out.
+    Returns:
+        bool[rows], True for contaminated rows; and by evaluation, the number of train rows with a hit.
+    """
+    train = remaining & ~held_out
+    contaminated = np.zeros(len(remaining), bool)
+    names = [*parts.evaluations, *[OWN_HELD_OUT] * own_held_out]
+    counts = dict.fromkeys(names, 0)
+    hits = chain(
+        _recorded_hits(parts), _own_hits(parts, format_, n, train, remaining & held_out) if own_held_out else ()
+    )
+    with record.open("w", encoding="utf-8") as out:
+        for row, hit in hits:
+            if train[row]:
+                contaminated[row] = True
+                counts[hit["evaluated"]] += 1
+                out.write(printable(json.dumps(hit, ensure_ascii=False)) + "\n")
+    return contaminated, counts
+
+
+def _recorded_hits(parts: ScannedParts) -> Iterator[tuple[int, dict[str, Any]]]:
+    for part in parts:
+        with (part.folder / HITS).open(encoding="utf-8") as lines:
+            for line in progress(lines, "reading hits", "hits"):
+                row, hit = json.loads(line)
+                yield part.first + row, part.located(hit)
+
+
+def _own_hits(
+    parts: ScannedParts, format_: RowFormat, n: int, train: np.ndarray, held_out: np.ndarray
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    # Caps are applied later, so that rows beyond a cap can replace rows dropped here; a row may be dropped for a
+    # held-out row that a cap drops.
+    evaluation = EvaluationNgrams(OWN_HELD_OUT, _held_out_texts(parts, format_, held_out), n)
+    batches = -(-len(train) // ROWS_PER_BATCH)
+    for part, line, numbers, rows in progress(
+        _rows_and_lines(parts, format_, train), "comparing with held-out rows", "batches", batches
+    ):
+        turns = [compared_texts([turn for column in row.values() for turn in column]) for row in rows]
+        locations = None
+        for position, hit in _compare([evaluation], turns):
+            locations = locations or json.loads(line)
+            row = int(numbers[position])
+            location = part.located(locations[row % ROWS_PER_BATCH])
+            yield part.first + row, {"id": id_of(int(part.content[row])), **location, **hit}
 
 
 def _compare(evaluations: list[EvaluationNgrams], turns: list[list[str]]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -121,23 +136,35 @@ def _compare(evaluations: list[EvaluationNgrams], turns: list[list[str]]) -> Ite
             yield int(rows[i]), hit
 
 
-def _held_out_texts(
-    spool: Spool, held_out: np.ndarray, hashes: np.ndarray, prompt_hashes: np.ndarray
-) -> Iterator[EvaluationText]:
+def _held_out_texts(parts: ScannedParts, format_: RowFormat, held_out: np.ndarray) -> Iterator[EvaluationText]:
     """Yield prompts and answers of held-out rows; of preferences, the prompts."""
-    for numbers, rows in _rows(spool, held_out):
-        for number, row in zip(numbers.tolist(), rows):
-            row_id, prompt = id_of(int(hashes[number])), int(prompt_hashes[number])
-            seen_prompt = False
-            for turn in row[spool.columns[0]]:
-                if turn["role"] != "system":
-                    is_prompt = turn["role"] == "user" and not seen_prompt
-                    seen_prompt |= is_prompt
-                    yield EvaluationText(row_id, turn["content"], is_prompt, prompt)
+    for part in parts:
+        for numbers, rows in _rows(part, format_, held_out):
+            for number, row in zip(numbers.tolist(), rows):
+                row_id, prompt = id_of(int(part.content[number])), int(part.prompt[number])
+                seen_prompt = False
+                for turn in row[format_.columns[0]]:
+                    if turn["role"] != "system":
+                        is_prompt = turn["role"] == "user" and not seen_prompt
+                        seen_prompt |= is_prompt
+                        yield EvaluationText(row_id, turn["content"], is_prompt, prompt)
 
 
-def _rows(spool: Spool, wanted: np.ndarray) -> Iterator[tuple[np.ndarray, list[dict[str, Any]]]]:
-    """Yield, for each batch, the numbers of the wanted rows in it, and these rows."""
-    for start, batch in spool.batches():
-        in_batch = np.flatnonzero(wanted[start : start + batch.num_rows])
-        yield in_batch + start, batch.select(spool.columns).take(pa.array(in_batch)).to_pylist()
+def _rows_and_lines(
+    parts: ScannedParts, format_: RowFormat, wanted: np.ndarray
+) -> Iterator[tuple[ScannedPart, str, np.ndarray, list[dict[str, Any]]]]:
+    """Yield, for each batch, its part, the locations of its rows as JSON, and what `_rows` yields."""
+    for part in parts:
+        with (part.folder / LOCATIONS).open(encoding="utf-8") as lines:
+            for line, (numbers, rows) in zip(lines, _rows(part, format_, wanted)):
+                yield part, line, numbers, rows
+
+
+def _rows(
+    part: ScannedPart, format_: RowFormat, wanted: np.ndarray
+) -> Iterator[tuple[np.ndarray, list[dict[str, Any]]]]:
+    """Yield, for each batch of a part, the numbers in the part of the wanted rows, and these rows."""
+    for start, batch in part.batches(format_):
+        first = part.first + start
+        in_batch = np.flatnonzero(wanted[first : first + batch.num_rows])
+        yield in_batch + start, batch.select(format_.columns).take(pa.array(in_batch)).to_pylist()

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.split_files import read_split
 from snaketune.corpus.excerpts import printable
 from snaketune.corpus.reading.archives import open_decompressed
 from snaketune.corpus.reading.sources import read_file
@@ -40,13 +40,11 @@ class EvaluationText(NamedTuple):
 
 def texts_of_corpus(corpus: Artifact) -> Iterator[EvaluationText]:
     """Yield the held-out prompts and answers of a corpus; of preferences, the prompts."""
-    with pa.OSFile(str(corpus.file("held_out.arrow"))) as file:
-        reader = pa.ipc.open_file(file)
-        for number in range(reader.num_record_batches):
-            for row in reader.get_batch(number).to_pylist():
-                for turn in row.get("messages") or row["prompt"]:
-                    if turn["role"] != "system":
-                        yield EvaluationText(row["id"], turn["content"], turn["role"] == "user")
+    for batch in read_split(corpus, "held_out").to_batches():
+        for row in batch.to_pylist():
+            for turn in row.get("messages") or row["prompt"]:
+                if turn["role"] != "system":
+                    yield EvaluationText(row["id"], turn["content"], turn["role"] == "user")
 
 
 def texts_of_file(path: Path) -> Iterator[EvaluationText]:

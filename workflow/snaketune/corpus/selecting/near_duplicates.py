@@ -31,6 +31,8 @@ RECALL_AT_THRESHOLD = 0.95
 PAIRS_PER_CHECK = 4096
 # The band hash of texts without words, which match nothing.
 NO_WORDS = np.uint64(0)
+COMPARED = TEXTS, PROMPTS = "texts", "prompts"
+SIGNATURES = "signatures"
 
 
 def slots_per_band(threshold: float) -> int:
@@ -46,16 +48,15 @@ def slots_per_band(threshold: float) -> int:
     )
 
 
-class Signatures(ExitStack):
-    """Append texts inside `with`; find similar pairs afterwards."""
+class TextWriter(ExitStack):
+    """Appends the signatures of texts to files, inside `with`."""
 
     def __init__(self, folder: Path, *, threshold: float, shingle: int):
         super().__init__()
-        self.threshold, self.shingle = threshold, shingle
-        self.slots = slots_per_band(threshold)
+        self.shingle, self.slots = shingle, slots_per_band(threshold)
         folder.mkdir(parents=True, exist_ok=True)
-        self.path, self.bands = folder / "signatures", [folder / f"band-{i}" for i in range(SLOTS // self.slots)]
-        self.files = [self.enter_context(path.open("wb")) for path in (self.path, *self.bands)]
+        paths = [folder / SIGNATURES, *(folder / f"band-{number}" for number in range(SLOTS // self.slots))]
+        self.files = [self.enter_context(path.open("wb")) for path in paths]
 
     def append(self, words: TextHashes) -> None:
         shingles = windows(words, self.shingle)
@@ -74,6 +75,39 @@ class Signatures(ExitStack):
             band[shingles.lengths == 0] = NO_WORDS
             file.write(band.tobytes())
 
+
+class SignatureWriter(ExitStack):
+    """Appends the signatures of rows and of their prompts, inside `with`."""
+
+    def __init__(self, folder: Path, threshold: float, shingle: int):
+        super().__init__()
+        self.texts, self.prompts = (
+            self.enter_context(TextWriter(folder / name, threshold=threshold, shingle=shingle)) for name in COMPARED
+        )
+
+    def append(self, rows: list[Row]) -> None:
+        texts = [[*compared_texts(row.turns), *([row.tools] if row.tools else ())] for row in rows]
+        first = np.fromiter(accumulate(map(len, texts), initial=0), np.int64, len(texts) + 1)
+        words = words_of([text for row in texts for text in row], symbols=True)
+        # Rows with other template variables share no word.
+        salts = [
+            xxhash.xxh3_64_intdigest(row.template_variables.encode()) if row.template_variables else 0 for row in rows
+        ]
+        salted = words.hashes ^ np.repeat(np.array(salts, np.uint64), np.diff(words.offsets[first]))
+        self.texts.append(TextHashes(salted, words.offsets[first]))
+        prompts = (next(turn for turn in row.opening if turn["role"] in ("user", TEXT)) for row in rows)
+        self.prompts.append(words_of([turn["content"] for turn in prompts], symbols=True))
+
+
+class Signatures:
+    """The signatures of the texts of all parts."""
+
+    def __init__(self, folders: list[Path], threshold: float):
+        self.threshold, self.folders = threshold, folders
+        self.bands = [f"band-{number}" for number in range(SLOTS // slots_per_band(threshold))]
+        sizes = [(folder / SIGNATURES).stat().st_size // SIGNATURE_BYTES for folder in folders]
+        self.first = np.array([0, *accumulate(sizes)])
+
     def join_similar(self, groups: Groups, compared: np.ndarray, what: str) -> None:
         """Join the groups of similar texts.
 
@@ -85,8 +119,9 @@ class Signatures(ExitStack):
             compared: whether each text is compared.
             what: name of the texts for the progress log.
         """
-        for band in progress(self.bands, f"comparing {what}", "bands", len(self.bands)):
-            for candidates in _candidates(np.fromfile(band, np.uint64), compared):
+        for name in progress(self.bands, f"comparing {what}", "bands", len(self.bands)):
+            band = np.concatenate([np.fromfile(folder / name, np.uint64) for folder in self.folders])
+            for candidates in _candidates(band, compared):
                 for start in range(0, len(candidates), PAIRS_PER_CHECK):
                     pairs = groups.not_joined(candidates[start : start + PAIRS_PER_CHECK])
                     for a, b in pairs[self._similar(pairs)].tolist():
@@ -95,11 +130,13 @@ class Signatures(ExitStack):
     def _similar(self, pairs: np.ndarray) -> np.ndarray:
         rows, inverse = np.unique(pairs, return_inverse=True)
         signatures = np.empty((len(rows), SLOTS), np.uint32)
+        ends = np.searchsorted(rows, self.first)
         # Read one by one: pages of a memory map stay in memory once they are read.
-        with self.path.open("rb") as file:
-            for position, row in enumerate(rows.tolist()):
-                data = os.pread(file.fileno(), SIGNATURE_BYTES, row * SIGNATURE_BYTES)
-                signatures[position] = np.frombuffer(data, np.uint32)
+        for folder, first, start, end in zip(self.folders, self.first.tolist(), ends, ends[1:]):
+            with (folder / SIGNATURES).open("rb") as file:
+                for position, row in enumerate(rows[start:end].tolist(), start):
+                    data = os.pread(file.fileno(), SIGNATURE_BYTES, (row - first) * SIGNATURE_BYTES)
+                    signatures[position] = np.frombuffer(data, np.uint32)
         left, right = signatures[inverse.reshape(-1, 2)].swapaxes(0, 1)
         return (left == right).mean(axis=1) >= self.threshold
 
@@ -116,43 +153,24 @@ def _candidates(band: np.ndarray, compared: np.ndarray) -> Iterator[np.ndarray]:
     yield np.column_stack((rows[again - 1], rows[again]))[run != again - 1]
 
 
-class NearDuplicateSearch(ExitStack):
-    """Append rows inside `with`; get their groups afterwards."""
+def near_duplicates(folders: list[Path], threshold: float, compared: np.ndarray) -> np.ndarray:
+    """For each row, the first row of its group: compared rows that are similar, or linked by similar rows."""
+    groups = Groups(np.arange(len(compared)))
+    Signatures([folder / TEXTS for folder in folders], threshold).join_similar(groups, compared, "rows")
+    return groups.first()
 
-    def __init__(self, folder: Path, *, threshold: float, shingle: int):
-        super().__init__()
-        self.texts, self.prompts = (
-            self.enter_context(Signatures(folder / name, threshold=threshold, shingle=shingle))
-            for name in ("texts", "prompts")
-        )
 
-    def append(self, rows: list[Row]) -> None:
-        texts = [[*compared_texts(row.turns), *([row.tools] if row.tools else ())] for row in rows]
-        first = np.fromiter(accumulate(map(len, texts), initial=0), np.int64, len(texts) + 1)
-        words = words_of([text for row in texts for text in row], symbols=True)
-        # Rows with other template variables share no word.
-        salts = [
-            xxhash.xxh3_64_intdigest(row.template_variables.encode()) if row.template_variables else 0 for row in rows
-        ]
-        salted = words.hashes ^ np.repeat(np.array(salts, np.uint64), np.diff(words.offsets[first]))
-        self.texts.append(TextHashes(salted, words.offsets[first]))
-        prompts = (next(turn for turn in row.opening if turn["role"] in ("user", TEXT)) for row in rows)
-        self.prompts.append(words_of([turn["content"] for turn in prompts], symbols=True))
+def split_groups(
+    folders: list[Path], threshold: float, prompt_hashes: np.ndarray, group: np.ndarray, compared: np.ndarray
+) -> np.ndarray:
+    """For each row, the first of all rows that must be on the same side of the split.
 
-    def groups(self, compared: np.ndarray) -> np.ndarray:
-        """Return, for each row, the first row of its group: compared rows that are similar, or linked by similar rows."""
-        groups = Groups(np.arange(len(compared)))
-        self.texts.join_similar(groups, compared, "rows")
-        return groups.first()
-
-    def split_groups(self, prompt_hashes: np.ndarray, group: np.ndarray, compared: np.ndarray) -> np.ndarray:
-        """Return, for each row, the first of all rows that must be on the same side of the split.
-
-        These are rows with the same or a similar prompt, near duplicates, and rows linked by them.
-        """
-        same_prompt = first_occurrence(prompt_hashes)
-        groups = Groups(same_prompt)
-        for row in progress(np.flatnonzero(not_first(group)).tolist(), "joining near duplicates", "rows"):
-            groups.join(row, int(group[row]))
-        self.prompts.join_similar(groups, compared & ~not_first(same_prompt), "prompts")
-        return groups.first()
+    These are rows with the same or a similar prompt, near duplicates, and rows linked by them.
+    """
+    same_prompt = first_occurrence(prompt_hashes)
+    groups = Groups(same_prompt)
+    for row in progress(np.flatnonzero(not_first(group)).tolist(), "joining near duplicates", "rows"):
+        groups.join(row, int(group[row]))
+    prompts = Signatures([folder / PROMPTS for folder in folders], threshold)
+    prompts.join_similar(groups, compared & ~not_first(same_prompt), "prompts")
+    return groups.first()

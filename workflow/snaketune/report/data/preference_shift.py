@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from snaketune.artifacts.split_files import file_name, read_split
 from snaketune.publishing.results import Result
 from snaketune.report.data.corpus_flow import corpus_flows
 from snaketune.report.data.results import ResultSet, ScoredModel
 from snaketune.report.judge.verdict import wins
 from snaketune.report.text import clip
-from snaketune.tables import read_table
 
 # Limits of excerpts.
 CHARACTERS = {"prompt": 500, "chosen": 600, "rejected": 600}
@@ -187,9 +187,9 @@ def _sources(results: ResultSet, corpus: str, rows: pa.Table, ids: list[str]) ->
 def _texts(results: ResultSet, corpus: str, ids: list[str]) -> dict[str, dict[str, str]]:
     """Excerpts of the texts of some pairs, by id."""
     result = results.by_key.get(f"corpus/{corpus}")
-    if not ids or result is None or "held_out.arrow" not in result.manifest["payload"]:
+    if not ids or result is None or file_name("held_out", 0) not in result.manifest["payload"]:
         return {}
-    rows = read_table(result.artifact.file("held_out.arrow"))
+    rows = read_split(result.artifact, "held_out")
     return {
         row["id"]: {name: clip(_text(row[name], name == "prompt"), limit) for name, limit in CHARACTERS.items()}
         for row in rows.filter(pc.is_in(rows["id"], pa.array(ids))).to_pylist()

@@ -71,13 +71,18 @@ def _counted(artifact: Artifact, entry: str | None) -> str:
     return str(artifact.provenance[entry])
 
 
-def read_files(files: dict[str, list[Path]], work_root: Path) -> dict[str, list[Entry]]:
-    """The external files with their digests by role; SnaketuneError if one doesn't exist."""
+def read_files(files: dict[str, list[Path]], work_root: Path, *, shared: bool = False) -> dict[str, list[Entry]]:
+    """The external files with their digests by role; SnaketuneError if one doesn't exist.
+
+    Args:
+        shared: whether other jobs read the same files: then each takes the digests that were cached.
+    """
     for role, paths in files.items():
         for path in paths:
             if not path.is_file():
                 raise SnaketuneError(f"{role}: {path} is not a file")
-    return {role: [(path, compute_digest(path, work_root)) for path in paths] for role, paths in files.items()}
+    digest = cached_digest if shared else compute_digest
+    return {role: [(path, digest(path, work_root)) for path in paths] for role, paths in files.items()}
 
 
 def cached_entries(role: str, paths: Iterable[Path], work_root: Path) -> list[Entry]:

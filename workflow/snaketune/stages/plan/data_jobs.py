@@ -4,12 +4,10 @@ The context holds the config, the jobs planned so far, and what a run inherits f
 name in the config: they are named after corpus and tokenizer with a digest of the spec, so runs share them.
 """
 
-import math
 import os
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import wraps
-from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from snaketune.config.base import Model
@@ -22,10 +20,14 @@ from snaketune.config.task_files import task_files
 from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE
 from snaketune.config.training_runs import Sft
 from snaketune.config.workflow import Variants, Workflow
+from snaketune.corpus.read_spec import read_spec
 from snaketune.errors import SnaketuneError
 from snaketune.stages.job import Job, short_digest
+from snaketune.stages.plan.corpus_parts import CorpusPart, cut, part_count
 from snaketune.stages.specs import (
     CorpusSpec,
+    DecideSpec,
+    FilterSpec,
     Kind,
     PackSpec,
     PlanSpec,
@@ -133,9 +135,6 @@ def kind_of(run: Run) -> Kind:
     return "preference" if isinstance(run, Reward) or not run.unpaired else "unpaired"
 
 
-BYTES_PER_PART, MAX_PARTS = 256_000_000, 128
-
-
 @cached
 def corpus_job(context: Context, name: str) -> Job:
     """The job of an entry of `corpora:`, after those that it is decontaminated against."""
@@ -155,28 +154,59 @@ def corpus_job(context: Context, name: str) -> Job:
     folders = sorted(
         {evaluation.tasks.folder for evaluation in evaluations if evaluation.tasks and evaluation.tasks.folder}
     )
-    return context.plan(
-        "corpus",
-        name,
-        spec_from(CorpusSpec, corpus),
-        {
-            "against": tuple(corpus_job(context, entry) for entry in against),
-            "selected": selected_jobs(context, name, corpus),
-        },
-        files={
-            "files": tuple(file for source in corpus.sources for file in source.files),
-            "against_files": tuple(file for folder in folders for file in task_files(folder).data),
-        },
+    artifacts = {
+        "against": tuple(corpus_job(context, entry) for entry in against),
+        "selected": selected_jobs(context, name, corpus),
+    }
+    against_files = tuple(file for folder in folders for file in task_files(folder).data)
+    spec, parts = spec_from(CorpusSpec, corpus), cut(corpus)
+    if len(parts) > 1:
+        return _corpus_of_parts(context, name, spec, parts, artifacts, against_files)
+    files = tuple(file for source in corpus.sources for file in source.files)
+    return context.plan("corpus", name, spec, artifacts, files={"files": files, "against_files": against_files})
+
+
+def _corpus_of_parts(
+    context: Context,
+    name: str,
+    spec: CorpusSpec,
+    parts: list[CorpusPart],
+    artifacts: dict[str, tuple[Job, ...]],
+    against_files: tuple[str, ...],
+) -> Job:
+    """The job of a corpus that is read in parts. Args: artifacts: what those read that read the sources."""
+    # In the order of the sources that have scored responses.
+    scored = [number for number, source in enumerate(spec.sources) if source.scores]
+    selected = dict(zip(scored, artifacts["selected"], strict=True))
+    count = len(parts)
+    read = tuple(
+        context.plan(
+            "read",
+            f"{name}/{number}-of-{count}",
+            read_spec(spec, part.sources, ranges=part.ranges),
+            artifacts | {"selected": tuple(selected[source] for source in part.numbers if source in selected)},
+            files={
+                "files": tuple(file for source in part.sources for file in source.files),
+                "against_files": against_files,
+            },
+        )
+        for number, part in enumerate(parts, start=1)
     )
-
-
-def part_count(context: Context, corpus: str) -> int:
-    """The number of parts of a corpus: as many jobs tokenize it, and as many write its rows."""
-    if parts := context.config.corpora[corpus].parts:
-        return parts
-    files = map(Path, corpus_job(context, corpus).files["files"])
-    size = sum(file.stat().st_size for file in files if file.is_file())
-    return min(max(1, math.ceil(size / BYTES_PER_PART)), MAX_PARTS)
+    numbers = tuple(part.numbers for part in parts)
+    decided = context.plan(
+        "decide", name, DecideSpec.model_construct(**dict(spec), sources_of_parts=numbers), {"read": read}
+    )
+    filtered = tuple(
+        context.plan(
+            "filter",
+            f"{name}/{number}-of-{count}",
+            FilterSpec(part=number, parts=count),
+            {"decided": (decided,), "read": read},
+        )
+        for number in range(1, count + 1)
+    )
+    made = {"decided": (decided,), "filtered": filtered}
+    return context.plan("corpus", name, spec, made, files={"files": (), "against_files": ()})
 
 
 @cached
@@ -214,7 +244,7 @@ def tokenize_jobs(
         kind=kind, train_on=train_on, reasoning=reasoning, empty_reasoning=empty_reasoning, part=0, parts=0
     )
     name = f"{corpus}-{tokenizer}-{short_digest(whole, corpus, tokenizer)}"
-    parts = part_count(context, corpus)
+    parts = part_count(context.config.corpora[corpus])
     quarantines = context.config.tokenizers[tokenizer].on_template_error == "quarantine"
     most_refused = context.config.corpora[corpus].max_quarantined_fraction if quarantines else None
     artifacts: dict[str, tuple[Job, ...]] = {

@@ -1,0 +1,39 @@
+"""The `read` stage: the raw rows of one part of a corpus, canonical and cleaned, with records of them (`corpus.first_pass`)."""
+
+from pathlib import Path
+
+from snaketune.artifacts.manifest import Artifact
+from snaketune.stages.cache import libraries
+from snaketune.stages.cache.work_folders import WorkFolder
+from snaketune.stages.declaration import Cost, Stage, any_number
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import ReadSpec
+
+STAGE = Stage(
+    module=__name__,
+    spec=ReadSpec,
+    payload="rows",
+    job_name="{name}/{part}",
+    inputs={"against": any_number("corpus"), "selected": any_number("select")},
+    files=("files", "against_files"),
+    libraries=libraries.of_corpus,
+    # Of the text that it reads; pairing completions needs a whole file in memory.
+    cost=lambda spec: Cost(mb_per_gb=5000 if spec.kind == "unpaired" else 1000, minutes_per_gb=30, disk_per_text=1),
+    group="data",
+    array=True,
+    in_report=True,
+)
+
+
+def build(
+    spec: ReadSpec,
+    work: WorkFolder,
+    *,
+    files: list[Path],
+    against: list[Artifact],
+    against_files: list[Path],
+    selected: list[Artifact],
+) -> Outcome:
+    from snaketune.corpus.assembly import read_sources
+
+    return Outcome(counts=read_sources(spec, work.payload, files, against, against_files, selected))
