@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.data_path.parts import parts
 from benchmarks.data_path.rows import FILES
 from benchmarks.data_path.texts import prepare, tokenize
 from benchmarks.jobs import conversations
@@ -35,6 +36,8 @@ GOALS: Goals = {
     "prepare_speedup_vs_trl": ("at least", 8),
     "tokenize_speedup_vs_sentencepiece": ("at least", 5),
     "peak_rss_gb_1e7": ("at most", 2),
+    "parts_speedup_of_two": ("at least", 1.8),
+    "parts_speedup_vs_datasets": ("at least", 2),
 }
 
 
@@ -80,7 +83,7 @@ def memory(_: int, folder: Path, data: Path, sequences: int = 10_000_000, parts:
 
 
 MEASURES: dict[str, Callable[[int, Path, Path], dict[str, Any]]] = {
-    "plan": plan, "tokenize": tokenize, "prepare": prepare, "memory": memory,
+    "plan": plan, "tokenize": tokenize, "prepare": prepare, "parts": parts, "memory": memory,
 }  # fmt: skip
 
 

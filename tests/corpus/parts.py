@@ -6,7 +6,6 @@ from typing import Any
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.corpus_sources import Corpus
 from snaketune.corpus import corpus, decide, filter, read
-from snaketune.corpus.read_spec import read_spec
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.plan.corpus_parts import CorpusPart, cut
@@ -27,8 +26,9 @@ def built_whole(spec: dict[str, Any], folder: Path) -> Built:
 
 
 def read_part(spec: dict[str, Any], part: CorpusPart, folder: Path) -> Artifact:
+    of_part = ReadSpec(**CorpusSpec(**spec).reading(part.sources), ranges=part.ranges)
     # As a job file has it.
-    of_part = ReadSpec.model_validate_json(read_spec(CorpusSpec(**spec), part.sources, part.ranges).model_dump_json())
+    of_part = ReadSpec.model_validate_json(of_part.model_dump_json())
     work = _work(folder)
     inputs = {"files": _files(of_part.sources), "against": [], "against_files": [], "selected": []}
     return _artifact(work, read.build(of_part, work, **inputs))
@@ -64,4 +64,5 @@ def _work(folder: Path) -> WorkFolder:
 def _artifact(work: WorkFolder, outcome: Outcome) -> Artifact:
     described = describe_files(work.payload)
     records = {name: described.pop(name) for name in outcome.records}
-    return Artifact(work.folder / "manifest.json", {"payload": described, "records": records}, work.payload)
+    manifest = {"payload": described, "records": records}
+    return Artifact(work.folder / "manifest.json", manifest, work.payload).as_input(())

@@ -216,7 +216,7 @@ CODE = {
     "report/report.py": REPORT,
     "report/page_files.py": REPORT,
     "stages/cache/work_folders.py": set(),
-    "tables.py": TOKENIZER,
+    "tables.py": CORPUS,
     "artifacts/manifest.py": set(),
     "engine/checkpoints.py": SFT,
     "engine/optimizer_states.py": SFT,

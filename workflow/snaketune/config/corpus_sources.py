@@ -350,6 +350,22 @@ class CorpusContent(Model):
             raise ValueError("held_out is 1, so there are no train rows to decontaminate; remove decontamination")
         return self
 
+    def reading(self, sources: tuple[Source, ...]) -> dict[str, Any]:
+        """What sources of the corpus are read by, without that which selects rows: the keys of the spec of stage `read`."""
+        near, against = self.near_duplicates, self.decontamination
+        return {
+            "kind": self.kind,
+            "sources": tuple(source.model_copy(update={"weight": 1.0, "max_rows": None}) for source in sources),
+            "split_seed": self.split_seed,
+            "order_column": self.order_column,
+            "answer_pattern": self.answer_pattern,
+            "repair": self.repair,
+            "cleaning": self.cleaning,
+            "near_duplicates": near and near.model_copy(update={"drop": True}),
+            "ngram": against and against.ngram,
+            "own_held_out": bool(against) and 0 < self.held_out < 1,
+        }
+
 
 class Corpus(CorpusContent):
     """A corpus: raw rows converted to conversations, preference pairs, labelled completions or documents, and split by

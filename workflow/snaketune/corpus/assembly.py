@@ -30,7 +30,6 @@ from snaketune.corpus.last_pass import write_files
 from snaketune.corpus.layouts.canonical import FileChecks
 from snaketune.corpus.layouts.unstated import UnstatedColumns
 from snaketune.corpus.quarantine import Quarantine
-from snaketune.corpus.read_spec import read_spec
 from snaketune.corpus.reading.ranges import Range
 from snaketune.corpus.reading.sources import hub_name
 from snaketune.corpus.selecting.evaluation_ngrams import load_evaluations
@@ -81,7 +80,7 @@ def assemble(
     """
     scanned = work.state / "scanned"
     scanned.mkdir(parents=True, exist_ok=True)
-    read_sources(read_spec(spec), scanned, files, against, against_files, selected)
+    read_sources(ReadSpec(**spec.reading(spec.sources)), scanned, files, against, against_files, selected)
     parts = ScannedParts([scanned], len(spec.sources), [range(len(spec.sources))])
     decided = decide_rows(spec, work, parts)
     write_files(parts, parts.format(spec.kind), decided.decisions.by_split, work.payload)

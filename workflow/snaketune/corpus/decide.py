@@ -40,4 +40,5 @@ def build(spec: DecideSpec, work: WorkFolder, *, read: list[Artifact]) -> Outcom
     facts = {"counts": decided.counts, "about": decided.about, "records": decided.records}
     facts |= {"kind": spec.kind, "sources": len(spec.sources), "sources_of_parts": spec.sources_of_parts}
     write_json(work.payload / FACTS, facts)
-    return decided.outcome
+    # As payload, not as records: `corpus` reads them.
+    return Outcome(counts=decided.counts, about=decided.about)

@@ -35,5 +35,10 @@ def build(
     selected: list[Artifact],
 ) -> Outcome:
     from snaketune.corpus.assembly import read_sources
+    from snaketune.corpus.reading.ranges import Range
 
-    return Outcome(counts=read_sources(spec, work.payload, files, against, against_files, selected))
+    counts = read_sources(spec, work.payload, files, against, against_files, selected)
+    spans = (Range(*part).of(path.stat().st_size) for path, part in zip(files, spec.ranges, strict=True))
+    return Outcome(
+        counts=counts, run={"rows_read": counts["read"], "bytes_read": sum(end - start for start, end in spans)}
+    )

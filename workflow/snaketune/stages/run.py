@@ -35,6 +35,7 @@ from snaketune.stages.job import result_at
 from snaketune.stages.links import link_payload
 from snaketune.stages.loaded_job import LoadedJob
 from snaketune.stages.outcome import Outcome
+from snaketune.stages.part_progress import part_progress
 from snaketune.stages.races import FILE, PAYLOAD
 
 
@@ -53,6 +54,8 @@ def run(job: LoadedJob) -> None:
     # A stage that reads manifests also waits for the results that they describe.
     described = map(result_at, job.files.get("manifests", ()))
     reset_future_times(chain(*job.artifacts.values(), described), operation)
+    if line := part_progress(stage.name, job.out):
+        print(line, flush=True)
     if stage.link:
         # Also if the result was reused: an older result may name a payload that wasn't linked last.
         link_payload(job.out, stage.link)

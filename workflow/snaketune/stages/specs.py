@@ -16,6 +16,7 @@ from snaketune.config.corpus_sources import (
     EmptyReasoning,
     NearDuplicates,
     Reasoning,
+    Repair,
     Source,
 )
 from snaketune.config.distillation import DistillLoss
@@ -51,7 +52,7 @@ class ReadSpec(Model):
     split_seed: int
     order_column: str | None
     answer_pattern: str | None
-    repair: tuple[str, ...]
+    repair: tuple[Repair, ...]
     cleaning: Cleaning
     near_duplicates: NearDuplicates | None
     ngram: int | None  # words per n-gram that rows are compared by with evaluation data

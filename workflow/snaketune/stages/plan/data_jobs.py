@@ -20,7 +20,6 @@ from snaketune.config.task_files import task_files
 from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE
 from snaketune.config.training_runs import Sft
 from snaketune.config.workflow import Variants, Workflow
-from snaketune.corpus.read_spec import read_spec
 from snaketune.errors import SnaketuneError
 from snaketune.stages.job import Job, short_digest
 from snaketune.stages.plan.corpus_parts import CorpusPart, cut, part_count
@@ -31,6 +30,7 @@ from snaketune.stages.specs import (
     Kind,
     PackSpec,
     PlanSpec,
+    ReadSpec,
     TokenizerSpec,
     TokenizeSpec,
     WriteSpec,
@@ -183,7 +183,7 @@ def _corpus_of_parts(
         context.plan(
             "read",
             f"{name}/{number}-of-{count}",
-            read_spec(spec, part.sources, ranges=part.ranges),
+            ReadSpec(**spec.reading(part.sources), ranges=part.ranges),
             artifacts | {"selected": tuple(selected[source] for source in part.numbers if source in selected)},
             files={
                 "files": tuple(file for source in part.sources for file in source.files),
