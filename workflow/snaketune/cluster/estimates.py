@@ -92,6 +92,12 @@ class Estimates:
         """The bytes of text that a job is made from."""
         return sum(self._sizes(job).values())
 
+    def _written(self, job: Job) -> float:
+        """The bytes of text of which a job writes the rows: of a part, its share; of a corpus in parts, whose files are links,
+        none."""
+        linked = job.stage == "corpus" and job.artifacts.get("decided")
+        return 0.0 if linked else self._text(job) / getattr(job.spec, "parts", 1)
+
     def _sizes(self, job: Job) -> dict[str, float]:
         """The same by corpus. Cached: with parts that read parts, there are far more paths through the graph than jobs."""
         if job.manifest not in self._corpora:
@@ -116,7 +122,7 @@ class Estimates:
         saved = trained if lora and lora != "continued" and not lora.merge else parameters
         result = cost.disk_per_parameter * saved
         if isinstance(cost, Cost):
-            result += cost.disk_per_text * self._text(job) / getattr(job.spec, "parts", 1)
+            result += cost.disk_per_text * self._written(job)
         else:
             result += self._stored_tokens(job, cost)
         if not (training and cost.disk_per_parameter):
@@ -159,9 +165,7 @@ class Estimates:
 
     def _reading(self, job: Job, cost: Cost) -> tuple[int, float, float]:
         """The threads, the memory in MB and the minutes of a job that reads files."""
-        # Links of files cost nothing.
-        text = 0.0 if job.artifacts.get("decided") and job.stage == "corpus" else self._text(job)
-        text /= getattr(job.spec, "parts", 1) * GB
+        text = self._written(job) / GB
         mem_mb, minutes = cost.mb + cost.mb_per_gb * text, cost.minutes + cost.minutes_per_gb * text
         if cost.bytes_per_parameter or cost.minutes_per_billion:
             parameters = parameters_of(_base(job))
