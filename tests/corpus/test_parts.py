@@ -98,7 +98,7 @@ def test_any_number_of_parts_gives_the_same_bytes(files, tmp_path, monkeypatch, 
     whole, outcome = built_whole(spec, tmp_path)
     assert len(whole) > 2 and sum(outcome.counts["kept"].values()) > 400
     for parts in (2, 7):
-        monkeypatch.setattr(scanned_parts, "ROWS_AT_ONCE", 1000 if parts == 7 else 2**25)
+        monkeypatch.setattr(scanned_parts, "ROWS_AT_ONCE", 1000 if parts == 7 else 2**24)
         made, of_parts = built_in_parts(spec, parts, tmp_path / str(parts))
         assert made == whole
         assert of_parts == outcome

@@ -351,7 +351,7 @@ class CorpusContent(Model):
         return self
 
     def reading(self, sources: tuple[Source, ...]) -> dict[str, Any]:
-        """What sources of the corpus are read by, without that which selects rows: the keys of the spec of stage `read`."""
+        """What sources of the corpus are read by, without what selects rows: the keys of the spec of stage `read`."""
         near, against = self.near_duplicates, self.decontamination
         return {
             "kind": self.kind,

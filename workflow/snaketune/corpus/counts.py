@@ -15,8 +15,9 @@ from snaketune.stages.specs import CorpusSpec
 def counts_of(parts: ScannedParts, spec: CorpusSpec, quarantine: Quarantine, decisions: Decisions) -> dict[str, Any]:
     """Return all counts of the manifest: in all, by source, and a histogram of the lengths of the rows written."""
     used = _used_origins(parts, decisions.copies)
-    sources = parts.source_numbers(np.arange(parts.rows))
-    by_source = [_of_source(parts, number, rows, decisions, used[number]) for number, rows in enumerate(sources)]
+    by_source = [
+        _of_source(parts, number, rows, decisions, used[number]) for number, rows in enumerate(parts.rows_of_sources)
+    ]
     dropped: Counter[str] = Counter()
     for source in by_source:
         dropped.update(source["dropped"])

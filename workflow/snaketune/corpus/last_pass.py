@@ -14,7 +14,7 @@ import pyarrow as pa
 from snaketune.artifacts.split_files import file_name
 from snaketune.corpus.rows import SPLITS, id_of
 from snaketune.corpus.selecting.row_store import ROWS_PER_BATCH, RowFormat
-from snaketune.corpus.selecting.scanned_parts import ScannedPart, ScannedParts
+from snaketune.corpus.selecting.scanned_parts import ScannedParts
 from snaketune.progress import progress
 
 # What `decide` writes besides the records: counts; and how often each row is written to each split.
@@ -56,7 +56,7 @@ def _selected(parts: ScannedParts, format_: RowFormat, copies: np.ndarray, first
         if written + total > first and written < end:
             before = written + np.concatenate([[0], np.cumsum(of_part, dtype=np.int64)])
             start = int(np.searchsorted(before[1:], first, side="right"))
-            sources = np.zeros(len(of_part), np.int16)
+            content, sources = part.column("content"), np.zeros(len(of_part), np.int16)
             for number, rows in part.rows_by_source:
                 sources[rows] = number
             for row, batch in part.batches(format_, start):
@@ -65,30 +65,32 @@ def _selected(parts: ScannedParts, format_: RowFormat, copies: np.ndarray, first
                 rows = slice(row, row + batch.num_rows)
                 span = max(first, before[row]), min(end, before[rows.stop])
                 if span[0] < span[1]:
-                    yield _batch(part, batch, rows, of_part[rows], before[row], span, sources, format_)
+                    yield _batch(batch, rows, of_part[rows], before[row], span, content, sources, format_)
         written += total
 
 
 def _batch(
-    part: ScannedPart,
     batch: pa.RecordBatch,
     rows: slice,
     copies: np.ndarray,
     before: int,
     span: tuple[int, int],
+    content: np.ndarray,
     sources: np.ndarray,
     format_: RowFormat,
 ) -> pa.RecordBatch:
     """A batch's rows as often as they are written, of those from `span[0]` to `span[1]` among all that are written.
 
     Args:
+        rows: the batch's, in the part.
         before: how many are written before the batch.
+        content, sources: the hash and the source of each row of the part.
     """
     indices = np.repeat(np.arange(len(copies)), copies)
     numbers = np.arange(len(indices)) - np.repeat(np.cumsum(copies, dtype=np.int64) - copies, copies) + 1
     taken = slice(span[0] - before, span[1] - before)
     indices, numbers = indices[taken], numbers[taken]
-    hashes = part.content[rows][indices].tolist()
+    hashes = content[rows][indices].tolist()
     # The ids of further copies end in -2, -3, ….
     ids = [id_of(content) + (f"-{number}" if number > 1 else "") for content, number in zip(hashes, numbers.tolist())]
     columns = dict(zip(batch.schema.names, batch.take(pa.array(indices)).columns, strict=True))

@@ -116,7 +116,7 @@ def _own_hits(
             locations = locations or json.loads(line)
             row = int(numbers[position])
             location = part.located(locations[row % ROWS_PER_BATCH])
-            yield part.first + row, {"id": id_of(int(part.content[row])), **location, **hit}
+            yield part.first + row, {"id": id_of(int(part.column("content")[row])), **location, **hit}
 
 
 def _compare(evaluations: list[EvaluationNgrams], turns: list[list[str]]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -139,9 +139,10 @@ def _compare(evaluations: list[EvaluationNgrams], turns: list[list[str]]) -> Ite
 def _held_out_texts(parts: ScannedParts, format_: RowFormat, held_out: np.ndarray) -> Iterator[EvaluationText]:
     """Yield prompts and answers of held-out rows; of preferences, the prompts."""
     for part in parts:
+        content, prompts = part.column("content"), part.column("prompt")
         for numbers, rows in _rows(part, format_, held_out):
             for number, row in zip(numbers.tolist(), rows):
-                row_id, prompt = id_of(int(part.content[number])), int(part.prompt[number])
+                row_id, prompt = id_of(int(content[number])), int(prompts[number])
                 seen_prompt = False
                 for turn in row[format_.columns[0]]:
                     if turn["role"] != "system":

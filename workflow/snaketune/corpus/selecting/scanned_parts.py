@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,9 @@ ORDER = pa.field("order", pa.float64())
 RECORD_FILE, FACTS, QUARANTINE = "records.arrow", "facts.json", "quarantine.jsonl"
 MAX_NAMES = 200
 OTHER_NAMES = "…"
-# Rows that decisions are made of at once, at some 60 bytes of memory each.
-ROWS_AT_ONCE = 2**25
+# Decisions are made of so many rows at once, at some 60 bytes of memory each; and in so many shares at most, since all hashes
+# are read for each share.
+ROWS_AT_ONCE, MOST_SHARES = 2**24, 16
 
 
 @dataclass
@@ -85,17 +85,9 @@ class ScannedPart:
         """Its rows, among those of all parts."""
         return slice(self.first, self.first + self.facts["rows"])
 
-    @property
-    def content(self) -> np.ndarray:
-        return self.column("content")
-
-    @property
-    def prompt(self) -> np.ndarray:
-        return self.column("prompt")
-
     def column(self, name: str) -> np.ndarray:
-        """A column of RECORDS, or ORDER, mapped."""
-        column = self._records[name]
+        """A column of RECORDS, or ORDER, mapped for as long as it is used."""
+        column = read_table(self.folder / RECORD_FILE)[name]
         return column.chunk(0).to_numpy() if column.num_chunks else np.empty(0, column.type.to_pandas_dtype())
 
     @property
@@ -119,10 +111,6 @@ class ScannedPart:
             for line in lines:
                 record, repairs = json.loads(line)
                 yield self.located(record), repairs
-
-    @cached_property
-    def _records(self) -> pa.Table:
-        return read_table(self.folder / RECORD_FILE)
 
 
 class ScannedParts:
@@ -174,11 +162,11 @@ class ScannedParts:
         return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
     def by_hash(self, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield rows, in order, and their hashes: ROWS_AT_ONCE at most or so, those with the lowest hashes first.
+        """Yield rows, in order, and their hashes: some ROWS_AT_ONCE, those with the lowest hashes first.
 
         Rows with equal hashes come together.
         """
-        count = max(1, -(-self.rows // ROWS_AT_ONCE))
+        count = min(MOST_SHARES, max(1, -(-self.rows // ROWS_AT_ONCE)))
         for number in range(count):
             low, high = number * 2**64 // count, (number + 1) * 2**64 // count - 1
             rows, hashes = [np.empty(0, np.int64)], [np.empty(0, np.uint64)]
@@ -200,5 +188,11 @@ class ScannedParts:
 
     def source_numbers(self, rows: np.ndarray) -> list[slice]:
         """Of each source, the slice of ascending `rows` that are its own."""
-        ends = np.searchsorted(rows, [*accumulate((counts.rows for counts in self.sources), initial=0)]).tolist()
+        ends = np.searchsorted(rows, [span.start for span in self.rows_of_sources]).tolist()
+        return [slice(*span) for span in pairwise([*ends, len(rows)])]
+
+    @property
+    def rows_of_sources(self) -> list[slice]:
+        """The rows of each source."""
+        ends = [*accumulate((counts.rows for counts in self.sources), initial=0)]
         return [slice(*span) for span in pairwise(ends)]
