@@ -22,7 +22,7 @@ from snaketune.config.operation import Execution
 from snaketune.corpus.rows import TEXT
 from snaketune.diagnostics.checks import gradients, recomputed, sequences, turns, weights
 from snaketune.diagnostics.checks.check import Check, attempted
-from snaketune.diagnostics.verified import FILE, as_text
+from snaketune.diagnostics.verified import FILE, as_text, counts_of
 from snaketune.engine.model.attention import use_own_attention
 from snaketune.engine.model.devices import Compute, resolve_compute
 from snaketune.engine.model.forward import inner_model
@@ -299,7 +299,5 @@ def verify_training(finished: FinishedTraining) -> Outcome:
         checks.append(asdict(attempted(name, compares, partial(check, finished))))
         print(as_text(checks[-1:]).splitlines()[-1], flush=True)
     write_json(finished.work.payload / FILE, {"checks": checks})
-    counts = {status: sum(check["status"] == status for check in checks) for status in ("passed", "failed")}
-    counts["not checked"] = len(checks) - sum(counts.values())
     run = {"device": str(finished.compute.device)}
-    return Outcome(counts=counts, about=finished.compute.about(), run=run)
+    return Outcome(counts=counts_of(checks), about=finished.compute.about(), run=run)

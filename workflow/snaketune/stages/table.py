@@ -39,6 +39,7 @@ MODULES = (
     "diagnostics.timing",
     "diagnostics.bottleneck",
     "diagnostics.verification",
+    "diagnostics.reproduction",
     "publishing.cards.card",
     "report.report",
 )

@@ -19,6 +19,7 @@ from snaketune.config.load import HUB_ID
 from snaketune.config.losses import PreferenceLoss
 from snaketune.diagnostics.verified import checks_in, table
 from snaketune.publishing.results import Result, Results, at_path, is_number, read_json
+from snaketune.stages.plan.published_jobs import CHECKS
 from snaketune.stages.specs import CardSpec, CorpusDescription
 
 # By section of scores.json: path of a score → its name, and the path of its size (tokens, prompts or pairs).
@@ -145,7 +146,7 @@ def card_text(results: CardResults) -> str:
     versions = {name: version for run in runs for name, version in run.manifest["versions"].items() if version}
     # A continued adapter replaces the adapter of the SFT run.
     continued = bool(results.model.spec.get("continued"))
-    checks = [check for result in results.of("verification") for check in checks_in(result.artifact)]
+    checks = [check for result in results.of(*CHECKS) for check in checks_in(result.artifact)]
     made = [check for check in checks if check["status"] != "not checked"]
     environment = Environment(
         loader=PackageLoader("snaketune", "publishing/cards/templates"),
