@@ -240,7 +240,7 @@ def _method(results: CardResults, run: Result) -> str:
         if teacher is None:
             return "by supervised fine-tuning"
         result = teacher.job.made_from.get("model", ())
-        named = result[0].replace("/", ":", 1) if result else _shown_path(teacher.spec["base"]["path"])
+        named = result[0].replace("/", ":", 1) if result else shown_path(teacher.spec["base"]["path"])
         return f"by supervised fine-tuning towards the probabilities of {escaped(named)}"
     if run.stage == "reward":
         return "as a reward model on pairs"
@@ -249,11 +249,11 @@ def _method(results: CardResults, run: Result) -> str:
     if reference == "result":
         sentence += f" against {escaped(run.job.made_from['reference'][0].replace('/', ':', 1))}"
     elif reference:
-        sentence += f" against {escaped(_shown_path(reference['path']))}"
+        sentence += f" against {escaped(shown_path(reference['path']))}"
     return sentence
 
 
-def _shown_path(path: str) -> str:
+def shown_path(path: str) -> str:
     """The name of a model from outside; of a local one without its folder, which would disclose the author's."""
     path = path.rstrip("/")
     local = path.startswith((".", "/", "~")) or path.count("/") > 1
