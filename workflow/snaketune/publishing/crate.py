@@ -35,6 +35,7 @@ HUB = "https://huggingface.co"
 WITH_SETTINGS = ("tokenizer", "pack", "sft", "dpo", "reward")
 # By the names in Python alone: a machine's own list may differ.
 TYPES = MimeTypes()
+TYPES.add_type("text/markdown", ".md")
 
 
 def write_crate(card: Path, files: Files, folder: Path) -> Path:
@@ -78,11 +79,10 @@ class _Crate:
         root["description"] = f"A model that was trained with snaketune as {results.spec.model}, and how it was made."
         root["datePublished"] = _ended(_run(results.model))
         root["conformsTo"] = self._add(PROFILE, "CreativeWork", name="Process Run Crate", version="0.5")
-        if results.spec.license:
-            name = results.spec.license
-            root["license"] = self._add(
-                f"{HUB}/models?license=license:{name}", "CreativeWork", name=name, description=f"The license {name}"
-            )
+        # A crate needs one.
+        name = results.spec.license or "not stated"
+        url = f"{HUB}/models?license=license:{name}" if results.spec.license else "#license"
+        root["license"] = self._add(url, "CreativeWork", name=name, description=f"The license: {name}")
         made = {key: self._made(result) for key, result in results.by_key.items()}
         outputs: dict[str, list[ContextEntity]] = {key: [entity] for key, entity in made.items()}
         outputs[_key(results.model)] = [one for one in trained if one.id in results.model.manifest["payload"]]
@@ -92,7 +92,11 @@ class _Crate:
     def _add(self, of: str, kind: str, /, **properties: Any) -> Any:
         """The entity with an `@id`, added unless it is there already."""
         known = self.crate.dereference(of)
-        kept = {key: value for key, value in properties.items() if value is not None}
+        # A list of one value is written as that value.
+        plain = {
+            key: value[0] if isinstance(value, list) and len(value) == 1 else value for key, value in properties.items()
+        }
+        kept = {key: value for key, value in plain.items() if value not in (None, [])}
         return known or self.crate.add(ContextEntity(self.crate, of, properties={"@type": kind} | kept))
 
     def _value(self, of: str, name: str, value: Any, **properties: Any) -> Any:
@@ -100,11 +104,11 @@ class _Crate:
 
     def _instrument(self, result: Result, revision: str | None) -> ContextEntity:
         """The code in the revision that made a result, and the libraries that shape it."""
-        libraries = [
-            self._add(f"#{name}-{version}", "SoftwareApplication", name=name, softwareVersion=version)
-            for name, version in sorted(result.manifest["versions"].items())
-            if version
-        ]
+        libraries = []
+        for name, version in sorted(result.manifest["versions"].items()):
+            if version:
+                url = f"https://pypi.org/project/{name}/{version.partition('+')[0]}/"
+                libraries.append(self._add(url, "SoftwareApplication", name=name, softwareVersion=version, url=url))
         return self._add(
             f"#snaketune/{_key(result)}",
             "SoftwareApplication",
@@ -112,7 +116,7 @@ class _Crate:
             description="A Snakemake workflow: from raw conversations to an evaluated, aligned model",
             # Of code that isn't committed, the digest alone is known.
             softwareVersion=revision or f"code {result.manifest['code']}",
-            softwareRequirements=libraries or None,
+            softwareRequirements=libraries,
         )
 
     def _made(self, result: Result) -> ContextEntity:
