@@ -49,6 +49,7 @@ def _verification_job(context: Context, training: Job, file: Job | None) -> Job:
         "corpus": (corpus_of(training.artifacts["pack"][0]),),
         "evaluation": (evaluation,) if evaluation else (),
         "evaluated": evaluation.artifacts["packs"] if evaluation else (),
+        "prompted": evaluation.artifacts["corpora"] if evaluation else (),
         "gguf": (file,) if file else (),
     }
     inputs |= {role: training.artifacts.get(role, ()) for role in OF_TRAINING}
