@@ -97,7 +97,11 @@ def same_as(edit: dict) -> dict[str, str]:
     config = copy.deepcopy(CONFIG)
     config["dpo"] |= edit
     config["eval"]["both"]["models"] = ["dpo:run", *(f"dpo:{name}" for name in edit)]
-    same = {manifest: job for manifest, job in plan_of(config).same_as.items() if job.stage != "verification"}
+    same = {
+        manifest: job
+        for manifest, job in plan_of(config).same_as.items()
+        if job.stage not in ("verification", "reproduction")
+    }
     return {manifest: job.manifest for manifest, job in same.items()}
 
 

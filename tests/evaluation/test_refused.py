@@ -6,7 +6,7 @@ import pytest
 from snaketune.corpus.rows import SCHEMAS, VARIABLES
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.exact_match import Prompt, choose_prompts
-from snaketune.evaluation.model_scores import _encode_prompts
+from snaketune.evaluation.held_out_prompts import _encode_prompts
 from tests.tokenization.small_tokenizers import LLAMA3, chat_of, families, messages
 
 REFUSES = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system turns') }}{% endif %}" + LLAMA3

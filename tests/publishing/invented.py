@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.manifest import describe_files, write_manifest
-from snaketune.files import digest_file
+from snaketune.files import digest_file, write_json
 from snaketune.publishing.cards import card
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import CardSpec, CorpusDescription, ReportedJob
@@ -113,6 +113,8 @@ def write_chain(folder: Path, **changes: dict[str, Any]) -> list[Path]:
         manifest |= {"payload": describe_files(payload), "fingerprint": f"{len(manifests)}f" * 16}
         write_manifest(folder / job / "manifest.json", manifest | about | replaced.get(job, {}))
         manifests.append(folder / job / "manifest.json")
+        run = {"started": "2026-11-28T04:19:41Z", "attempts": [5.0, 30.8], "host": "a-host", "revision": "c0ffee"}
+        write_json(folder / job / "run.json", run)
     return manifests
 
 
@@ -153,4 +155,5 @@ def write_handed_on(folder: Path) -> None:
     card.build(spec_of(), work, manifests=manifests)
     work.payload.rename(work.folder / "card")
     manifest = {"stage": "card", "records": {}, "payload": describe_files(work.folder / "card")}
-    write_manifest(work.folder / "manifest.json", manifest | {"inputs": {"manifests": [*map(digest_file, manifests)]}})
+    manifest |= {"spec": spec_of().model_dump(mode="json"), "inputs": {"manifests": [*map(digest_file, manifests)]}}
+    write_manifest(work.folder / "manifest.json", manifest)

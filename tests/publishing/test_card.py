@@ -78,11 +78,22 @@ def test_checks_are_a_table_and_what_was_not_checked_is_named(tmp_path, monkeypa
     checks = [{"at_least": False, "reason": ""} | check for check in (checked, failed, without)]
     files_of = invented.files_of
     files = {"verify.json": json.dumps({"checks": checks})}
-    monkeypatch.setattr(invented, "files_of", lambda stage: files if stage == "verification" else files_of(stage))
-    monkeypatch.setattr(invented, "CHAIN", invented.CHAIN | {"verification/dpo-demo": {}})
+    replayed = checked | {
+        "name": "first steps = record",
+        "figure": 0.0,
+        "tolerance": 0.0,
+        "at_least": False,
+        "reason": "",
+    }
+    of_replay = {"verify.json": json.dumps({"checks": [replayed]})}
+    by_stage = {"verification": files, "reproduction": of_replay}
+    monkeypatch.setattr(invented, "files_of", lambda stage: by_stage.get(stage) or files_of(stage))
+    more = {"verification/dpo-demo": {}, "reproduction/dpo-demo": {}}
+    monkeypatch.setattr(invented, "CHAIN", invented.CHAIN | more)
     card = card_of(tmp_path / "with")
     assert "| packed = alone | 2.0e-06 | ≤ 0.001 | passed |" in card
     assert "| supervised = answer | 0.5 | ≤ 0 | failed |" in card
+    assert "| first steps = record | 0 | ≤ 0 | passed |" in card
     assert "Not checked: GGUF = Hugging Face (\\`gguf:\\` has no file of it)." in card
 
 

@@ -26,7 +26,7 @@ from .invented import files_of, write_handed_on
 
 ROOT = Path(__file__).parents[2]
 PUSH = {"model": "dpo:demo", "repository": "owner/name"}
-NAMES = {"README.md", *files_of("dpo")}
+NAMES = {"README.md", "ro-crate-metadata.json", *files_of("dpo")}
 
 
 @pytest.fixture
@@ -99,8 +99,9 @@ def test_a_second_push_sends_only_changed_files(hub, handed_on):
     replace(handed_on, "tokenizer.json", "[1]")
     pushed(hub, handed_on)
     after = hub.repositories["owner/name"].branches["main"]
-    # README.md is unchanged: its manifest was updated, not its text.
-    assert {name for name in NAMES if after[name] != before[name]} == {"tokenizer.json"}
+    # README.md is unchanged: its manifest was updated, not its text. The crate has the file's digest.
+    changed = {name for name in NAMES if after[name] != before[name]}
+    assert changed == {"tokenizer.json", "ro-crate-metadata.json"}
     assert len(hub.uploads) == len(uploads) + 1
 
 

@@ -332,8 +332,12 @@ def test_checks_of_finished_trainings_are_listed(results):
     checks = [{"at_least": False, "reason": "<b>why</b>"} | check for check in (passed, failed)]
     results.payload("verification", "sft-demo", "verify.json").write_text(json.dumps({"checks": checks}))
     results.add("verification", "sft-demo")
+    replayed = checks[0] | {"name": "first steps = record"}
+    results.payload("reproduction", "sft-demo", "verify.json").write_text(json.dumps({"checks": [replayed]}))
+    results.add("reproduction", "sft-demo")
     page = (results.report()[1] / "index.html").read_text("utf-8")
-    assert "<h3>sft-demo</h3>" in page and "<b>failed</b>" in page and "≥ 0.1" in page and "2.0e-06" in page
+    assert page.count("<h3>sft-demo</h3>") == 1 and "first steps = record" in page
+    assert "<b>failed</b>" in page and "≥ 0.1" in page and "2.0e-06" in page
     assert "&lt;b&gt;why" in page and "<b>why" not in page
 
 

@@ -105,6 +105,8 @@ CALLED = {
     "stages.cache.status": {"differing"},
     "stages.cache.payload_files": {"place"},
     "stages.cache.work_folders": {"remove"},
+    # Runs the training that a replay compares, whose code is in the record.
+    "stages.run": {"build_once"},
 }
 
 

@@ -11,7 +11,9 @@ from snaketune.stages.cache import syntax
 from snaketune.stages.table import STAGES
 
 MODULES = code.Modules().files
-TRAININGS = {"calibrate", "dpo", "reward", "sft", "timing", "verification"}
+TRAININGS = {"calibrate", "dpo", "reward", "reproduction", "sft", "timing", "verification"}
+# It launches a training, whose code is in the record that it reads, and computes nothing with its model.
+REPLAYS = {"reproduction"}
 # Those that load models with adapters, or scale their positions.
 ASKING = {"judge", "compare"}
 LOADING = {
@@ -30,10 +32,10 @@ LOADING = {
     "sample",
 }
 OPTIMIZED = {*TRAININGS, "preflight"}
-PREFERENCES = {"calibrate", "card", "dpo", "timing", "verification"}
+PREFERENCES = {"calibrate", "card", "dpo", "timing", "verification", *REPLAYS}
 # What modules that count by their definitions compute, and for which stages. The others hold values and read them.
 COMPUTING = {
-    "config.base": {*LOADING, "report", "tokenizer"},  # names of earlier runs and of a model's files
+    "config.base": {*LOADING - REPLAYS, "report", "tokenizer"},  # names of earlier runs and of a model's files
     "config.base_models": LOADING,  # how long the positions of a scaled model are
     "config.conditions": {"corpus", "decide", "read"},  # the words of a condition in its counts
     # Names of kinds of personal data and of reasoning; what is removed around texts.
@@ -45,16 +47,16 @@ COMPUTING = {
     "config.lora": LOADING
     - {*ASKING, "rate", "eval", "generate", "prompts", "sample"},  # whether adapters take a part of the base weights
     "config.losses": PREFERENCES,  # weights of losses, what they need, thresholds
-    "config.model_files": {*LOADING, "tokenizer"},  # which files of a model are loaded
+    "config.model_files": {*LOADING - REPLAYS, "tokenizer"},  # which files of a model are loaded
     "config.operation": {*LOADING - {"merge", "prompts", "rate"}, "bottleneck"},  # the number of processes
     # States of optimizers, for estimates of memory.
-    "config.optimizers": {*OPTIMIZED, "ref_logps", "ref_pass", "teacher", "teacher_pass"},
-    "engine.preference_settings": {"card"},  # what losses need
+    "config.optimizers": {*OPTIMIZED - REPLAYS, "ref_logps", "ref_pass", "teacher", "teacher_pass"},
+    "engine.preference_settings": {"card", *REPLAYS},  # what losses need
     "config.packing": {"pack"},  # the lengths of rows
     "config.score_names": {"report"},  # which scores are rewards
-    "config.secrets": {*LOADING, "tokenizer"},  # what is masked in messages; texts in a model's config
-    "config.training_runs": {*TRAININGS, "merge", "preflight"},  # the data types of saved weights
-    "stages.races": {"preflight", "race", "report"},  # which variants earlier races paused
+    "config.secrets": {*LOADING - REPLAYS, "tokenizer"},  # what is masked in messages; texts in a model's config
+    "config.training_runs": {*TRAININGS - REPLAYS, "merge", "preflight"},  # the data types of saved weights
+    "stages.races": {"preflight", *REPLAYS, "race", "report"},  # which variants earlier races paused
 }
 # Modules of packages without a digest that stages import, and why an edit changes no result. What they pass on to stages is
 # checked by the named tests.
@@ -86,13 +88,16 @@ EXCLUDED_FROM_DIGEST = {
     "stages.host.launch_command": "how many processes run, which shapes no result by contract",
     "stages.host.locks": "waits",
     "stages.host.threads": "how many threads there are; the number used is in the manifest",
+    "config.tracking": "where curves are sent: a replay sends none",
     "stages.job": "reads the manifest of a path",
+    "stages.job_files": "the fields of a job file",
     "stages.loaded_job": "reads the job file; spec, inputs and code are in the fingerprint",
     "stages.outcome": "carries counts and entries",
     "stages.plan.published_jobs": "plans jobs",
     "files": "writes files and describes them; what they hold is digested",
     "progress": "passes on what it iterates over: test_code_digest",
     "suggestions": "near names in errors",
+    "stages.run": "runs a training as its own job does; what it computes is in the record, with its code",
     "stages.specs": "the fields of specs",
     "stages.table": "finds the declaration of a stage",
     "tracking.curves": "draws logs; the weights are the same without: test_tracking",

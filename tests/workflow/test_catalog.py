@@ -28,6 +28,7 @@ def test_the_snakefile_is_where_the_catalog_expects_it():
         "timing",
         "bottleneck",
         "verification",
+        "reproduction",
     }
     assert {name for name, _ in jobs[0]} >= requested | {"all", "total"}
 

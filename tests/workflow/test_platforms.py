@@ -89,7 +89,7 @@ def test_an_environment_that_cant_be_made_stops_before_anything_runs(fresh, monk
 def test_each_rule_has_the_environment_of_its_kind_of_work(stage):
     # llama.cpp's converter reads weights with torch.
     trains = {"sft", "ref_pass", "ref_logps", "teacher", "teacher_pass", "dpo", "reward", "preflight", "calibrate"}
-    trains |= {"timing", "convert", "merge", "verification"}
+    trains |= {"timing", "convert", "merge", "verification", "reproduction"}
     generates = {"eval", "prompts", "generate", "sample", "judge", "compare", "rate"}
     kind = "train" if stage in trains else "eval" if stage in generates else "data"
     rule = (ROOT / f"workflow/rules/{stage}.smk").read_text(encoding="utf-8")

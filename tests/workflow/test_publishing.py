@@ -75,7 +75,7 @@ def test_a_push_is_its_own_target_and_sends_what_is_described(project, monkeypat
         said = project.snakemake("push", "--printshellcmds")
         files = hub.repositories["owner/name"].branches["main"]
     model = json.loads(project.read("results/dpo/run/manifest.json"))["payload"]
-    assert set(files) == {*model, "README.md"}
+    assert set(files) == {*model, "README.md", "ro-crate-metadata.json"}
     for folder in (said, *(path.read_text() for path in project.folder.glob("results/logs/*.log"))):
         assert TOKEN not in folder
 

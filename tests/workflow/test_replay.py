@@ -1,6 +1,8 @@
-"""`python -m snaketune replay`: a finished training's first steps, and those after its snapshot, compared with the record."""
+"""`snakemake replay` and `python -m snaketune replay`: the first steps of a finished training, and those after its snapshot,
+compared with the record."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +11,7 @@ import pytest
 
 from snaketune.__main__ import main
 from snaketune.artifacts.manifest import Artifact
-from snaketune.diagnostics import replay
+from snaketune.diagnostics import replay, replay_command
 from snaketune.errors import SnaketuneError
 from snaketune.files import write_json
 
@@ -36,10 +38,40 @@ def test_the_first_steps_are_those_of_the_record_also_of_another_clone(project, 
     lines = found["first steps = record"]
     assert (lines["status"], lines["figure"]) == ("passed", 0) and "same kind of machine" in lines["compares"]
     assert found["steps from snapshot = record"]["status"] == "not checked"
-    assert not Path("results/sft").exists() and not Path("results/.replay").exists()
+    assert not Path("results/sft").exists() and not [*Path("results/.work/replay").glob("*")]
     assert {path: path.stat().st_mtime_ns for path in before if path.exists()} == {
         path: time for path, time in before.items() if path.parts[1] != "sft"
     }
+
+
+def test_the_target_replays_each_training_by_a_job_and_ends_with_an_error_if_a_figure_differs(finished, tmp_path):
+    project = finished.copy_to(tmp_path / "project")
+    assert project.stale("replay") == {"reproduction", "replay"} and project.stale() == set()
+    run = project.folder / "results/dpo/run/run.json"
+    recorded = json.loads(run.read_text(encoding="utf-8"))
+    recorded["history"][0]["loss"] += 0.5
+    write_json(run, recorded)
+    said = project.snakemake("replay", check=False)
+    assert "! failed" in said and "1 checks failed" in said and "loss of step 1" in said
+    statuses = {}
+    for name in ("sft-run", "dpo-run"):
+        folder = project.folder / "results/reproduction" / name
+        counts = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["counts"]
+        statuses[name] = (counts["passed"], counts["failed"], counts["not checked"])
+        work = project.folder / "results/.work/reproduction"
+        assert not [*work.glob("*/state")]
+    # Inputs and log lines; no snapshot is kept.
+    assert statuses == {"sft-run": (2, 0, 1), "dpo-run": (1, 1, 1)}
+    assert project.stale("replay") == {"replay"}
+
+
+def test_the_share_at_which_a_replay_ends_is_that_of_the_whole_run(tmp_path):
+    for whole, until in ((10, None), (2082, None), (2082, 0.37), (7, 0.5), (1000, 0.001), (3, 1.0)):
+        steps = math.ceil(whole * (until or 1.0))
+        lines = [{"step": step} for step in range(1, steps + 1)]
+        record = recorded(tmp_path, history=lines, manifest={"spec": {"training": {"until": until}}})
+        assert record.share(steps) == until
+        assert all(math.ceil(record.share(end) * whole) == end for end in range(1, steps))
 
 
 @pytest.mark.slow
@@ -88,8 +120,8 @@ def test_other_inputs_or_another_spec_fail_by_name(tmp_path):
 def test_a_result_without_a_history_is_refused(tmp_path):
     folder = tmp_path / "sft/run"
     folder.mkdir(parents=True)
-    shown = SimpleNamespace(manifest={"stage": "sft"})
+    shown = SimpleNamespace(manifest={"stage": "sft"}, manifest_path=folder / "manifest.json")
     write_json(folder / "run.json", {"history": []})
     with pytest.MonkeyPatch.context() as patched, pytest.raises(SnaketuneError, match="has no history to compare with"):
-        patched.setattr(replay, "result_at", lambda manifest: shown)
-        replay.Record.of(folder / "manifest.json")
+        patched.setattr(replay_command, "result_at", lambda manifest: shown)
+        replay_command.read_record(folder / "manifest.json")

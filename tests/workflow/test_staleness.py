@@ -42,7 +42,7 @@ def test_a_key_alone_changes_the_jobs_that_read_it(finished, key, monkeypatch):
     plans = [JobGraph(*load(config)) for config in (one, put(one, edit))]
     specs = [{(j.stage, j.name.split("-")[0]): canonical(j.spec) for j in plan.jobs.values()} for plan in plans]
     changed = {name[0] for name in specs[0] if specs[0][name] != specs[1].get(name)}
-    changed -= {"card", "report", "preflight", "calibrate", "timing", "bottleneck", "verification"}
+    changed -= {"card", "report", "preflight", "calibrate", "timing", "bottleneck", "verification", "reproduction"}
     assert changed == expected
 
 
@@ -115,7 +115,16 @@ def test_every_config_key_makes_exactly_the_jobs_of_its_row_stale(ready, key, mo
     monkeypatch.chdir(ready.folder)
     plan = JobGraph(*load(put(ready.config, TABLE[key][0])))
     results = Results(code_of=code_of, reruns_on=plan.config.reruns_on)
-    apart = ("preflight", "calibrate", "ref_pass", "teacher_pass", "timing", "bottleneck", "verification")
+    apart = (
+        "preflight",
+        "calibrate",
+        "ref_pass",
+        "teacher_pass",
+        "timing",
+        "bottleneck",
+        "verification",
+        "reproduction",
+    )
     requested = [job for job in plan.jobs.values() if job.stage not in apart]
     assert {job.stage for job in requested if not results.of(job).current} == TABLE[key][1]
 
@@ -148,7 +157,11 @@ def test_every_command_names_a_job_file_with_the_planned_content(ready, monkeypa
         for stage, path in commands
     }
     # The batch plan is configured, so that nothing is measured.
-    jobs = [job for job in plan.jobs.values() if job.stage not in ("calibrate", "timing", "bottleneck", "verification")]
+    jobs = [
+        job
+        for job in plan.jobs.values()
+        if job.stage not in ("calibrate", "timing", "bottleneck", "verification", "reproduction")
+    ]
     assert files.keys() == {job_file_of(job.stage, job.name) for job in jobs}
     for job in jobs:
         stage, held = files[job_file_of(job.stage, job.name)]
@@ -258,7 +271,7 @@ def test_editing_a_module_reruns_the_stages_whose_result_it_shapes(finished, pac
         digests_now = digests()
         # Modules that the planner shares with later stages rerun those too, but never an earlier one.
         # Preflight and calibration are needed only for trainings that run again.
-        asked_apart = {"preflight", "calibrate", "timing", "bottleneck", "verification"}
+        asked_apart = {"preflight", "calibrate", "timing", "bottleneck", "verification", "reproduction"}
         assert {job.stage for job in plan.jobs.values() if rerun(job)} - asked_apart == expected, module
         path.write_text(before, encoding="utf-8")
 

@@ -56,7 +56,7 @@ def test_every_check_of_a_right_training_passes_or_says_why_not(verified, tmp_pa
         unlearned = {"end of turn learned", "saved = in memory"}
         assert {check for check, status in statuses.items() if status == "not checked"} - unlearned == expected, found
         assert {check for check, status in statuses.items() if status == "failed"} <= unlearned, found
-        assert len(found) == 11 and all(one["reason"] for one in found.values() if one["status"] == "not checked")
+        assert len(found) == 12 and all(one["reason"] for one in found.values() if one["status"] == "not checked")
 
 
 def test_a_weight_that_was_changed_after_the_evaluation_fails(verified, tmp_path, monkeypatch):

@@ -91,3 +91,18 @@ rule verify:
         manifests=lambda wildcards: [job.manifest for job in adapter.graph.stage("verification")],
     shell:
         "python -m snaketune verify {params.manifests:q} 2>&1 | tee {log:q}"
+
+
+rule replay:
+    """Print how the replays of all finished trainings compare with their records, and end with an error if one differs."""
+    input:
+        results_of("reproduction", key="sft"),
+    log:
+        "results/logs/replay.log",
+    localrule: True
+    conda:
+        "../../envs/data.yaml"
+    params:
+        manifests=lambda wildcards: [job.manifest for job in adapter.graph.stage("reproduction")],
+    shell:
+        "python -m snaketune verify {params.manifests:q} 2>&1 | tee {log:q}"

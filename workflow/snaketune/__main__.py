@@ -104,7 +104,7 @@ def _run_command(options: argparse.Namespace) -> int:
 
             return print_verified(options.manifests)
         case "replay":
-            from snaketune.diagnostics.replay import replay
+            from snaketune.diagnostics.replay_command import replay
 
             return max(replay(manifest, options.steps) for manifest in options.manifests)
         case "doctor":

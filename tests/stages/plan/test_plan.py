@@ -103,6 +103,7 @@ def test_a_job_that_several_others_read_is_one_object(planned):
                     "pack/chat-adopted-1024",
                     "eval/texts/dpo-single",
                     "verification/dpo-single",
+                    "reproduction/dpo-single",
                     "corpus/books",
                     "corpus/chat",
                     "corpus/pairs",

@@ -25,7 +25,7 @@ from snaketune.config.generation import Server
 from snaketune.engine.threads import MIN_WIDTH_FOR_THREADS
 from snaketune.stages.declaration import Cost, ModelCost
 from snaketune.stages.job import Job
-from snaketune.stages.specs import canonical
+from snaketune.stages.specs import ReproductionSpec, canonical
 from snaketune.stages.table import STAGES
 
 MB, GB = 1e6, 1e9
@@ -182,7 +182,12 @@ class Estimates:
         if cost.flops:
             training = getattr(job.spec, "training", None)
             rate = rate or FLOPS * job.operation.processes / (cost.flops * parameters)
-            seconds = (training.epochs if training else 1) * self._tokens(job) / rate / getattr(job.spec, "parts", 1)
+            tokens = (training.epochs if training else 1) * self._tokens(job)
+            if isinstance(job.spec, ReproductionSpec):
+                # From the start, and from a snapshot.
+                rows = 2 * job.spec.steps * job.spec.run.training.batch_rows
+                tokens = min(tokens, rows * job.artifacts["pack"][0].spec.lengths[-1])
+            seconds = tokens / rate / getattr(job.spec, "parts", 1)
         decoding = getattr(job.spec, "decoding", None)
         new_tokens = decoding.max_new_tokens if decoding else getattr(job.spec, "max_new_tokens", 0)
         seconds += self._responses(job) * new_tokens / (measured_generation or GENERATED_PER_SECOND)

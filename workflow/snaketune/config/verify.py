@@ -9,4 +9,4 @@ class Verify(Model):
     rows: PositiveInt = 8
     """Random packed rows, and stored results of an evaluation, that each check computes again; the same ones every time."""
     report: bool = False
-    """Makes the checks for report and model cards too, which then show them."""
+    """Makes the checks and the replays (`snakemake replay`) for report and model cards too, which then show them."""

@@ -1,60 +1,62 @@
-"""`python -m snaketune replay RESULT`: the first steps of a finished training once more, and some from its last snapshot, in a
-folder of their own; their log lines and weights are compared with the record.
+"""The first steps of a finished training once more, and some from its last snapshot, in a work folder of their own; their log
+lines and weights are compared with the record.
 
 The training's own job computes, ended early as a snapshot is, with the batch plan of the record. On the same kind of machine,
 with the same versions, every figure has to be the same; elsewhere it may differ by rounding.
 
-    results/.replay/            job file and work folders, removed at the end
-    results/replay/sft-demo/    verify.json, as `verification` writes it
+The stage `reproduction` replays the trainings of a config, and `replay_command` one whose record may be of another clone.
 """
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, read_json
 from snaketune.config.tracking import Tracking
 from snaketune.diagnostics.checks.check import Check, judged, not_checked
-from snaketune.diagnostics.verified import FILE, as_text
+from snaketune.diagnostics.verified import FILE, as_text, counts_of
 from snaketune.engine.checkpoints import last_checkpoint, step_of
-from snaketune.errors import SnaketuneError
 from snaketune.files import write_json
 from snaketune.stages.cache.work_folders import CHECKPOINTS, WORK_ROOT, WorkFolder, remove
-from snaketune.stages.host.gpus import claimed_gpus
-from snaketune.stages.job import RESULTS, result_at
-from snaketune.stages.job_files import JobFile, job_file_of, read_job_file
+from snaketune.stages.job import result_at
+from snaketune.stages.job_files import JobFile
 from snaketune.stages.loaded_job import LoadedJob, read_job
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.races import ending_at
 from snaketune.stages.run import build_once
 from snaketune.training.launch.oom_retry import launch
 
-ROOT = RESULTS / ".replay"
-STEPS = 20
+FIRST_STEPS, LATER_STEPS = "first steps = record", "steps from snapshot = record"
+OF_LINES = "relative difference of loss and gradient norm of log lines"
 # Of log lines; how a machine computes, by run.json; and the largest difference elsewhere, relative, by data type.
 COMPARED = ("loss", "grad_norm")
 MACHINE = ("device", "processor", "threads", "processes", "micro_batch_rows", "gradient_checkpointing")
 ELSEWHERE = {"float32": 1e-3, "bfloat16": 5e-2}
+# How a replay is run: neither with what is measured and decided before a training, nor from its snapshots.
+ALONE = {"race": "", "snapshots": (), "preflight": "", "calibration": ""}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """The record of a finished training: its published result, run.json, and the log lines in it."""
+    """The record of a finished training.
+
+    Attributes:
+        result: as published, or as an input of the stage.
+        run: its run.json, with the log lines.
+        snapshots: published ones, by their share of its steps.
+    """
 
     result: Artifact
     run: dict[str, Any]
+    snapshots: tuple[Artifact, ...] = ()
 
     @classmethod
-    def of(cls, manifest: Path) -> "Record":
-        record = cls(result=result_at(manifest), run=read_json(manifest.with_name("run.json"), {}))
-        if record.result.manifest["stage"] not in ("sft", "dpo"):
-            raise SnaketuneError(f"{manifest} is no training; expected the manifest of an sft or dpo result")
-        if not record.lines:
-            raise SnaketuneError(f"{manifest.with_name('run.json')} has no history to compare with")
-        return record
+    def read(cls, result: Artifact, snapshots: tuple[Artifact, ...]) -> "Record":
+        by_share = sorted(snapshots, key=lambda one: one.manifest["spec"]["training"]["until"])
+        run = read_json(result.manifest_path.with_name("run.json"), {})
+        return cls(result=result, run=run, snapshots=tuple(by_share))
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -68,86 +70,82 @@ class Record:
         """The step of the first log line at least so many steps later, or of the last one."""
         return next((line["step"] for line in self.lines if line["step"] >= start + steps), self.steps)
 
-    def snapshots(self) -> Iterator[Artifact]:
-        """Yield the published snapshots of the training, by their share of its steps."""
-        folder = self.result.manifest_path.parent
-        found = map(result_at, folder.parent.glob(f"{folder.name}@*/manifest.json"))
-        yield from sorted(found, key=lambda one: one.manifest["spec"]["training"]["until"])
+    def share(self, end: int) -> float | None:
+        """The share of the whole run's steps, rounded up, at which a replay ends after step `end`; None for the whole run."""
+        # Of a run that its race has paused, or that ends early.
+        until, steps = self.result.manifest["spec"]["training"]["until"], self.steps
+        if end == steps:
+            return until
+        # Less by a part of a step: the whole run has at most a step for each of `until` fewer than the recorded ones suggest.
+        return (end - (steps - end) / (2 * steps)) / steps * (until or 1.0)
 
 
-def replay(manifest: Path, steps: int = STEPS) -> int:
-    """Replay a training and print what was compared; return the exit status, 1 if something differs from the record.
+def write_replayed(record: Record, job_file: JobFile, steps: int, work: WorkFolder) -> Outcome:
+    """Fill `work.payload` with verify.json, and print it as a table. Args: as of `replayed`."""
+    checks = [asdict(check) for check in replayed(record, job_file, steps, work)] if record.lines else []
+    if not checks:
+        checks = [asdict(not_checked(FIRST_STEPS, OF_LINES, "run.json of the training isn't here, or has no history"))]
+    print(as_text(checks), flush=True)
+    write_json(work.payload / FILE, {"checks": checks})
+    return Outcome(counts=counts_of(checks))
 
-    Raises:
-        SnaketuneError: there is no job file of it, an input is missing, or the training fails.
+
+def replayed(record: Record, job_file: JobFile, steps: int, work: WorkFolder) -> Iterator[Check]:
+    """Yield the checks of a training.
+
+    Args:
+        job_file: of the training, of which the first steps are computed, at least `steps`.
+        work: the folder in whose state they are computed, with the GPUs claimed.
     """
-    record, out = Record.of(manifest), manifest.parent
-    stage, name = record.result.manifest["stage"], out.name
-    job_file = read_job_file(job_file_of(stage, name))
-    remove(ROOT)
-    try:
-        checks = list(_checks(record, job_file, steps))
-    finally:
-        remove(ROOT)
-    content = {"checks": [asdict(check) for check in checks]}
-    folder = RESULTS / "replay" / f"{stage}-{name}"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / FILE, content)
-    print(f"replay of {manifest}", as_text(content["checks"]), sep="\n", flush=True)
-    return int(any(check.status == "failed" for check in checks))
-
-
-def _checks(record: Record, job_file: JobFile, steps: int) -> Iterator[Check]:
-    first, *_ = [*record.snapshots(), None]
+    first, *_ = [*record.snapshots, None]
     end = record.end(0, steps)
     at_snapshot = first is not None and first.manifest["counts"]["steps"] <= max(end, 10 * steps)
-    made, run = _run(record, job_file, first.manifest["counts"]["steps"] if first and at_snapshot else end)
+    ends = first.manifest["counts"]["steps"] if first and at_snapshot else end
+    made, run = _run(record, job_file, ends, work)
     yield _same_inputs(record, made)
-    yield _same_lines("first steps = record", record, made, run, 0)
+    yield _same_lines(FIRST_STEPS, record, made, run, 0)
     if first and at_snapshot:
         yield _same_weights("snapshot = record", record, made, run, first)
-    kept = [
-        (one, WorkFolder(WORK_ROOT / made.manifest["stage"] / one.manifest["fingerprint"]))
-        for one in record.snapshots()
-    ]
-    resumable = [(one, work) for one, work in kept if any(work.state.glob(CHECKPOINTS))]
+    kept = [WorkFolder(WORK_ROOT / job_file.stage / one.manifest["fingerprint"]) for one in record.snapshots]
+    resumable = [one for one in kept if any(one.state.glob(CHECKPOINTS))]
     if not resumable:
         reason = "no snapshot's state is here; training.snapshots keeps some"
-        yield not_checked("steps from snapshot = record", "log lines after a snapshot", reason)
+        yield not_checked(LATER_STEPS, OF_LINES, reason)
         return
-    _, work = resumable[-1]
-    last = last_checkpoint(work.state / "checkpoints")
+    last = last_checkpoint(resumable[-1].state / "checkpoints")
     start = step_of(last) if last else 0
-    made, run = _run(record, job_file, record.end(start, steps), work)
-    yield _same_lines("steps from snapshot = record", record, made, run, start)
+    made, run = _run(record, job_file, record.end(start, steps), work, resumable[-1])
+    yield _same_lines(LATER_STEPS, record, made, run, start)
     if run["history"][-1]["step"] == record.steps:
         yield _same_weights("weights = record", record, made, run, record.result)
 
 
 def _run(
-    record: Record, job_file: JobFile, end: int, start: WorkFolder | None = None
+    record: Record, job_file: JobFile, end: int, work: WorkFolder, start: WorkFolder | None = None
 ) -> tuple[Artifact, dict[str, Any]]:
     """Train up to a step; return the result and its run.json. Args: start: a work folder to resume from."""
-    remove(ROOT)
-    # Half a step less, since the share of the steps is rounded up.
-    share = None if end == record.steps else (end - 0.5) / record.steps
+    root = work.state / "replay"
+    remove(root)
+    root.mkdir(parents=True)
     plan = {key: record.run[key] for key in ("micro_batch_rows", "gradient_checkpointing") if key in record.run}
-    plain = {"race": "", "snapshots": (), "preflight": "", "calibration": ""}
-    path = ROOT / "job.json"
-    spec, out = ending_at(job_file.spec, share), str(ROOT / "out")
-    changed = {"spec": spec, "out": out, "operation": job_file.operation | plain | plan, "code": None, "stale": ()}
-    changed["tracking"] = Tracking(tensorboard=False)
-    path.parent.mkdir(parents=True)
+    changed = {
+        "spec": ending_at(job_file.spec, record.share(end)),
+        "out": str(root / "out"),
+        "operation": job_file.operation | ALONE | plan,
+        "code": None,
+        "stale": (),
+        "tracking": Tracking(tensorboard=False),
+    }
+    path = root / "job.json"
     write_json(path, job_file.model_copy(update=changed).model_dump(mode="json"))
     job = read_job(path)
-    with claimed_gpus(job.operation.gpus):
-        build_once(job, partial(_build, job, start), ROOT / "work")
-    return result_at(Path(out) / "manifest.json"), read_json(Path(out) / "run.json", {})
+    build_once(job, partial(_build, job, start), root / "work")
+    return result_at(root / "out/manifest.json"), read_json(root / "out/run.json", {})
 
 
 def _build(job: LoadedJob, start: WorkFolder | None, work: WorkFolder) -> Outcome:
     if start:
-        shutil.copytree(start.state / "checkpoints", work.state / "checkpoints", dirs_exist_ok=True)
+        copytree(start.state / "checkpoints", work.state / "checkpoints", dirs_exist_ok=True)
     return launch(job, work)
 
 
@@ -194,7 +192,7 @@ def _same_lines(name: str, record: Record, made: Artifact, run: dict[str, Any], 
         if key in line and key in recorded[line["step"]]
     ]
     if not differences:
-        return not_checked(name, "loss and gradient norm of log lines", "the record has no line of these steps")
+        return not_checked(name, OF_LINES, "the record has no line of these steps")
     worst, step, key = max(differences)
     of = f"{len(lines)} log lines, steps {start + 1} to {lines[-1]['step']}"
     compares = f"relative difference of loss and gradient norm in {of}"

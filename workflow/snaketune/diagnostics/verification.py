@@ -28,8 +28,9 @@ STAGE = Stage(
         "ref_logps": any_number("ref_logps", entries=("spec", "dtype")),
         "reference": any_number("sft", "dpo"),
         "corpus": exactly_one("corpus"),
-        "evaluation": any_number("eval", entries=("dtype",)),
+        "evaluation": any_number("eval", entries=("dtype", "spec", "generation.strategy", "generation.engine.name")),
         "evaluated": any_number("pack"),
+        "prompted": any_number("corpus"),
         "gguf": any_number("convert"),
     },
     files=("base",),
@@ -54,6 +55,7 @@ def build(
     corpus: Artifact,
     evaluation: Sequence[Artifact],
     evaluated: Sequence[Artifact],
+    prompted: Sequence[Artifact],
     gguf: Sequence[Artifact],
     base: Sequence[Path] = (),
 ) -> Outcome:
@@ -64,6 +66,7 @@ def build(
         tokenizer: of an SFT run; ref_logps, reference: of a DPO run, as that reads them.
         corpus: of the training's rows.
         evaluation, evaluated: an evaluation of the model, and its packs, in the order of the spec's corpora.
+        prompted: the corpora of its prompts.
         gguf: the file that was made of the model.
         base: the folder of a local base model; unused, as the spec has its path.
     """
@@ -83,6 +86,7 @@ def build(
             corpus=corpus,
             evaluation=evaluation,
             evaluated=evaluated,
+            prompted=prompted,
             gguf=gguf,
         )
     )

@@ -9,6 +9,7 @@ from snaketune.artifacts.manifest import Artifact, read_json
 from snaketune.stages.job import result_at
 
 FILE = "verify.json"
+STATUSES = ("passed", "failed", "not checked")
 COLUMNS = ("status", "check", "figure", "expected", "compared")
 
 
@@ -43,6 +44,11 @@ def table(checks: Iterable[dict[str, Any]]) -> list[list[str]]:
         ]
         for check in checks
     ]
+
+
+def counts_of(checks: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """How many checks passed and failed, and weren't made."""
+    return {status: sum(check["status"] == status for check in checks) for status in STATUSES}
 
 
 def as_text(checks: Sequence[dict[str, Any]]) -> str:

@@ -21,9 +21,9 @@ from snaketune.artifacts.manifest import Artifact, read_json
 from snaketune.artifacts.split_files import read_split
 from snaketune.config.operation import Execution
 from snaketune.corpus.rows import TEXT
-from snaketune.diagnostics.checks import gradients, recomputed, sequences, turns, weights
+from snaketune.diagnostics.checks import gradients, recomputed, responses, sequences, turns, weights
 from snaketune.diagnostics.checks.check import Check, attempted
-from snaketune.diagnostics.verified import FILE, as_text
+from snaketune.diagnostics.verified import FILE, as_text, counts_of
 from snaketune.engine.model.attention import use_own_attention
 from snaketune.engine.model.devices import Compute, resolve_compute
 from snaketune.engine.model.forward import inner_model
@@ -31,13 +31,14 @@ from snaketune.engine.model.logit_differences import TOLERANCE
 from snaketune.engine.model.text_part import auto_class
 from snaketune.engine.packing.rows import PackedRows
 from snaketune.errors import SnaketuneError, first_line
+from snaketune.evaluation.held_out_prompts import held_out_prompts
 from snaketune.files import write_json
 from snaketune.models.adapter_stack import ADAPTER, AdapterStack, is_adapter_only
 from snaketune.models.load_model import stored_dtype
 from snaketune.packing.reader import documents, open_rows
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.specs import RefLogpsSpec, SftSpec, VerificationSpec
+from snaketune.stages.specs import EvalSpec, RefLogpsSpec, SftSpec, VerificationSpec
 from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.prepared import PreparedTraining, TrainingRun
@@ -68,6 +69,7 @@ class FinishedTraining:
     corpus: Artifact
     evaluation: Sequence[Artifact]
     evaluated: Sequence[Artifact]
+    prompted: Sequence[Artifact]
     gguf: Sequence[Artifact]
 
     @cached_property
@@ -276,6 +278,25 @@ def evaluation(finished: FinishedTraining) -> Check:
     return recomputed.evaluation_equals_recomputed(finished.loaded, evaluated, spec.rows, dtype, cast)
 
 
+def answers(finished: FinishedTraining) -> Check:
+    if not finished.evaluation:
+        raise SnaketuneError("`eval:` has no evaluation of it on held-out rows")
+    scores = finished.evaluation[0]
+    spec = EvalSpec.model_validate_json(json.dumps(scores.manifest["spec"]))
+    made, decoding = scores.manifest.get("generation", {}), spec.generation.decoding
+    if made.get("strategy") != "greedy" or made["engine"]["name"] != "transformers" or decoding.repetition_penalty != 1:
+        raise SnaketuneError("the evaluation has no responses, or they aren't plain greedy ones by transformers")
+    lines = [line for line in scores.file("responses.jsonl").read_text(encoding="utf-8").split("\n") if line]
+    prompts, encoded = held_out_prompts(spec, finished.chat, finished.prompted)
+    stored = [
+        responses.Stored(id=prompt.id, prompt=ids, text=line["response"], tokens=line["tokens"])
+        for prompt, ids, line in zip(prompts, encoded, map(json.loads, lines), strict=True)
+    ]
+    chosen = [stored[number] for number in sequences.random_rows(stored, finished.spec.rows)]
+    dtype, cut = getattr(torch, scores.manifest["dtype"]), bool(decoding.stop)
+    return responses.responses_equal_generated(finished.loaded, finished.chat, chosen, dtype, cut=cut)
+
+
 CHECKS: dict[str, tuple[str, Callable[[FinishedTraining], Check]]] = {
     gradients.PACKED: ("loss and gradients of packed rows and of their documents", packed),
     gradients.MICRO_BATCHES: ("gradients of a step in micro-batches of 1 and at once", micro_batches),
@@ -288,6 +309,7 @@ CHECKS: dict[str, tuple[str, Callable[[FinishedTraining], Check]]] = {
     turns.END_OF_TURN: (turns.OF_ENDS, end_of_turn),
     recomputed.REFERENCE: (recomputed.OF_REFERENCE, reference),
     recomputed.EVALUATION: (recomputed.OF_EVALUATION, evaluation),
+    responses.RESPONSES: (responses.OF_RESPONSES, answers),
 }
 
 
@@ -300,7 +322,5 @@ def verify_training(finished: FinishedTraining) -> Outcome:
         checks.append(asdict(attempted(name, compares, partial(check, finished))))
         print(as_text(checks[-1:]).splitlines()[-1], flush=True)
     write_json(finished.work.payload / FILE, {"checks": checks})
-    counts = {status: sum(check["status"] == status for check in checks) for status in ("passed", "failed")}
-    counts["not checked"] = len(checks) - sum(counts.values())
     run = {"device": str(finished.compute.device)}
-    return Outcome(counts=counts, about=finished.compute.about(), run=run)
+    return Outcome(counts=counts_of(checks), about=finished.compute.about(), run=run)

@@ -14,12 +14,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.artifacts.split_files import read_split
 from snaketune.config.generation import Server
 from snaketune.config.operation import Execution
 from snaketune.engine.model.attention import use_own_attention
@@ -28,7 +26,7 @@ from snaketune.engine.model.parameters import parameter_count
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.agreement import teacher_agreement
 from snaketune.evaluation.divergence import kl_of_responses, summarize_kl
-from snaketune.evaluation.exact_match import Prompt, choose_prompts, judge, summarize
+from snaketune.evaluation.exact_match import judge, summarize
 from snaketune.evaluation.held_out import (
     LOSSES,
     PAIRS,
@@ -37,6 +35,7 @@ from snaketune.evaluation.held_out import (
     held_out_loss,
     held_out_preferences,
 )
+from snaketune.evaluation.held_out_prompts import held_out_prompts
 from snaketune.evaluation.tasks import prepared_tasks, run_tasks
 from snaketune.files import write_json
 from snaketune.models.adapter_stack import AdapterStack
@@ -51,7 +50,6 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import EvalSpec
 from snaketune.tables import write_table
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.template import Refused
 from snaketune.training.reference.teacher_file import open_teacher
 from snaketune.training.self_test_records import record_of_evaluation
 
@@ -91,7 +89,7 @@ def score_model(
         tokenizer=tokenizer.folder,
         trust_remote_code=spec.trust_remote_code,
     )
-    prompts, encoded = _held_out_prompts(spec, chat, corpora)
+    prompts, encoded = held_out_prompts(spec, chat, corpora)
     wanted = batches(encoded, 1, spec.generation.batch_size)
     decoding = spec.generation.decoding
     where = {"base": spec.base, "base_files": base, "decoding": decoding, "work_root": work.root}
@@ -215,34 +213,3 @@ def _load(
     loaded = stack.load(compute.weights_dtype(frozen=_frozen(ref_logps)))
     set_special_tokens(loaded, chat)
     return loaded.to(compute.device), stack.config()
-
-
-def _encode_prompts(
-    chat: ChatTokenizer, prompts: list[Prompt], variables: dict[str, Any]
-) -> tuple[list[Prompt], list[np.ndarray]]:
-    """Return the prompts that the chat template accepts, and their tokens; `variables` replace those of the rows.
-
-    Raises:
-        SnaketuneError: the template doesn't use one of `variables`.
-    """
-    chat.with_variables(json.dumps(variables))
-    accepted, encoded = [], []
-    for prompt in prompts:
-        of_row = json.loads(prompt.template_variables or "{}") | variables
-        try:
-            encoded.append(chat.encode_prompt(prompt.messages, prompt.tools, json.dumps(of_row) if of_row else None))
-            accepted.append(prompt)
-        except Refused as reason:
-            print(f"skipped: prompt {prompt.id} of {prompt.corpus}: {reason}", flush=True)
-    return accepted, encoded
-
-
-def _held_out_prompts(
-    spec: EvalSpec, chat: ChatTokenizer, corpora: list[Artifact]
-) -> tuple[list[Prompt], list[np.ndarray]]:
-    """The held-out prompts that the chat template accepts, and their tokens."""
-    prompts: list[Prompt] = []
-    for name, corpus in zip(spec.conversations, corpora, strict=True):
-        held_out = read_split(corpus, "held_out")
-        prompts += choose_prompts(name, held_out, spec.exact_match.limit, max(spec.samples, spec.judged))
-    return _encode_prompts(chat, prompts, spec.generation.template_variables)

@@ -1,8 +1,8 @@
 """Push models to the Hub: `python -m snaketune push`, which `snakemake push` calls.
 
-Only the files that a manifest describes are uploaded, and the card. All files of a model are one commit, so a repository has
-either the complete new model or the previous one. Files that were uploaded before a push was killed, or that haven't changed,
-aren't sent again. The token is read from HF_TOKEN and never written or printed.
+Only the files that a manifest describes are uploaded, the card, and the RO-Crate (`publishing.crate`). All files of a model are
+one commit, so a repository has either the complete new model or the previous one. Files that were uploaded before a push was
+killed, or that haven't changed, aren't sent again. The token is read from HF_TOKEN and never written or printed.
 """
 
 import json
@@ -22,6 +22,7 @@ from snaketune.config.yaml_values import check_file
 from snaketune.errors import SnaketuneError
 from snaketune.files import digest_file
 from snaketune.publishing.cards.card import CARD
+from snaketune.publishing.results import Files
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.job import RESULTS, Job, result_at
 from snaketune.suggestions import unknown
@@ -31,10 +32,6 @@ TOKEN = "HF_TOKEN"
 WEIGHTS = (".safetensors", ".safetensors.index.json")
 # Snakemake writes this file into output folders.
 SNAKEMAKE_FILE = ".snakemake_timestamp"
-
-
-# The files of a model by their names in the repository: verified, each with its digest.
-Files = dict[str, tuple[Path, str]]
 
 
 def requested_models(names: list[str], config: Path, section: str | None) -> dict[str, Push]:
@@ -75,12 +72,12 @@ def pushed_jobs(graph: JobGraph) -> list[Job]:
 
 
 def push(models: dict[str, Push], *, dry_run: bool) -> None:
-    """Push each model with its card, or only list the files with `dry_run`.
+    """Push each model with its card and its crate, or only list the files with `dry_run`.
 
     Raises:
         SnaketuneError: If a result is damaged or incomplete, there is no token, or the Hub refuses.
     """
-    uploads = {name: _files_of(push.model) for name, push in models.items()}
+    uploads = {name: _files_of(push.model, RESULTS / "push" / name) for name, push in models.items()}
     for name, push in models.items():
         visibility = "private" if push.private else "public"
         print(f"push.{name}: {push.model} to {push.repository} ({visibility}, branch {push.branch})")
@@ -104,9 +101,11 @@ def push(models: dict[str, Push], *, dry_run: bool) -> None:
             print(f"push.{name}: {_send(push, *uploads[name], token)}", flush=True)
 
 
-def _files_of(model: str) -> tuple[Files, str]:
-    """The files of a model (`sft:NAME`, `dpo:NAME` or `reward:NAME`) and its card, and the fingerprint of its training.
+def _files_of(model: str, folder: Path) -> tuple[Files, str]:
+    """The files of a model (`sft:NAME`, `dpo:NAME` or `reward:NAME`), with card and crate, and the fingerprint of its training.
 
+    Args:
+        folder: The crate is written there.
     Raises:
         SnaketuneError: If a file is missing or changed, the card is of another result, or there are files that no manifest has.
     """
@@ -125,7 +124,11 @@ def _files_of(model: str) -> tuple[Files, str]:
         )
     owner = dict(sorted((dict.fromkeys(trained.manifest["payload"], trained) | {CARD: card}).items()))
     files = {file: (result.file(file), result.manifest["payload"][file]["digest"]) for file, result in owner.items()}
-    return files, trained.manifest["fingerprint"]
+    # It isn't needed to plan a push.
+    from snaketune.publishing.crate import CRATE, write_crate
+
+    crate = write_crate(card.manifest_path, files, folder)
+    return files | {CRATE: (crate, digest_file(crate))}, trained.manifest["fingerprint"]
 
 
 def _send(push: Push, files: Files, fingerprint: str, token: str) -> str:

@@ -12,6 +12,9 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.specs import ReportedJob
 from snaketune.stages.table import STAGES
 
+# The files of a model by their names in the repository: verified, each with its digest.
+Files = dict[str, tuple[Path, str]]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Result:

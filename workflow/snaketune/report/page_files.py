@@ -42,6 +42,7 @@ from snaketune.report.pages import pages_for, side_by_side_files
 from snaketune.report.text import clean
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
+from snaketune.stages.plan.published_jobs import CHECKS
 from snaketune.stages.specs import ReportSpec
 
 # Samples and flipped pairs on the overview, and flipped pairs on their own page.
@@ -147,8 +148,10 @@ class Pages:
 
     def _checks(self) -> list[tuple[str, list[list[str]]]]:
         """The checks of each finished training."""
-        results = self.results.of("verification")
-        return [(one.name, verified.table(verified.checks_in(one.artifact))) for one in results]
+        checks: dict[str, list[dict[str, Any]]] = {}
+        for one in self.results.of(*CHECKS):
+            checks.setdefault(one.name, []).extend(verified.checks_in(one.artifact))
+        return [(name, verified.table(of_training)) for name, of_training in checks.items()]
 
     @cached_property
     def lineage(self) -> list[str]:

@@ -12,7 +12,7 @@ from snaketune.stages.plan.doctor_jobs import doctor_jobs
 from snaketune.stages.plan.dpo_jobs import dpo_job
 from snaketune.stages.plan.judge_jobs import compare_jobs
 from snaketune.stages.plan.model_jobs import eval_job, merge_job
-from snaketune.stages.plan.published_jobs import is_rung, reported
+from snaketune.stages.plan.published_jobs import CHECKS, is_rung, reported
 from snaketune.stages.plan.sample_jobs import sample_job, score_job
 from snaketune.stages.plan.training_jobs import reward_job, sft_job
 from snaketune.stages.plan.verify_jobs import verify_jobs
@@ -110,7 +110,7 @@ def _report_job(context: Context) -> Job:
 
 def _is_shown(context: Context, job: Job) -> bool:
     """Whether the report reads a job's result: of checks, only if the config asks for it."""
-    return STAGES[job.stage].in_report or (job.stage == "verification" and context.config.verify.report)
+    return STAGES[job.stage].in_report or (job.stage in CHECKS and context.config.verify.report)
 
 
 def _same(jobs: Iterable[Job]) -> dict[str, Job]:

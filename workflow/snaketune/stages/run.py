@@ -23,7 +23,7 @@ from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.attempt import Attempt, resumed_from_versions, stamps_of, thread_count, timed
-from snaketune.stages.cache.code_digest import accepted_codes, check_code, import_checked
+from snaketune.stages.cache.code_digest import accepted_codes, check_code, import_checked, revision
 from snaketune.stages.cache.fingerprint import fingerprint, fingerprint_entries, read_artifacts, read_files
 from snaketune.stages.cache.libraries import installed_version
 from snaketune.stages.cache.work_folders import WORK_ROOT, Claim, WorkFolder, publish
@@ -199,6 +199,7 @@ def _run_facts(started: float, attempts: list[float]) -> dict[str, Any]:
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "python": platform.python_version(),
+        "revision": revision(),
         "cores": cores(),
         "peak_memory_mb": peak_memory // (2**20 if sys.platform == "darwin" else 2**10),
     }

@@ -280,6 +280,13 @@ class VerificationSpec(Model):
     gguf_type: str | None = None  # of its GGUF file; None if there is none
 
 
+class ReproductionSpec(Model):
+    """A finished training whose first steps are computed once more."""
+
+    run: SftSpec | DpoSpec  # the training's own spec
+    steps: int = 20  # at least so many
+
+
 class PromptsSpec(Model):
     """The prompts of a sample, and what they must fit into; see `config.sampling.Prompts`."""
 

@@ -42,6 +42,7 @@ MODULES = (
     "diagnostics.timing",
     "diagnostics.bottleneck",
     "diagnostics.verification",
+    "diagnostics.reproduction",
     "publishing.cards.card",
     "report.report",
 )

@@ -19,6 +19,7 @@ from snaketune.config.load import HUB_ID
 from snaketune.config.losses import PreferenceLoss
 from snaketune.diagnostics.verified import checks_in, table
 from snaketune.publishing.results import Result, Results, at_path, is_number, read_json
+from snaketune.stages.plan.published_jobs import CHECKS
 from snaketune.stages.specs import CardSpec, CorpusDescription
 
 # By section of scores.json: path of a score → its name, and the path of its size (tokens, prompts or pairs).
@@ -145,7 +146,7 @@ def card_text(results: CardResults) -> str:
     versions = {name: version for run in runs for name, version in run.manifest["versions"].items() if version}
     # A continued adapter replaces the adapter of the SFT run.
     continued = bool(results.model.spec.get("continued"))
-    checks = [check for result in results.of("verification") for check in checks_in(result.artifact)]
+    checks = [check for result in results.of(*CHECKS) for check in checks_in(result.artifact)]
     made = [check for check in checks if check["status"] != "not checked"]
     environment = Environment(
         loader=PackageLoader("snaketune", "publishing/cards/templates"),
@@ -239,7 +240,7 @@ def _method(results: CardResults, run: Result) -> str:
         if teacher is None:
             return "by supervised fine-tuning"
         result = teacher.job.made_from.get("model", ())
-        named = result[0].replace("/", ":", 1) if result else _shown_path(teacher.spec["base"]["path"])
+        named = result[0].replace("/", ":", 1) if result else shown_path(teacher.spec["base"]["path"])
         return f"by supervised fine-tuning towards the probabilities of {escaped(named)}"
     if run.stage == "reward":
         return "as a reward model on pairs"
@@ -248,11 +249,11 @@ def _method(results: CardResults, run: Result) -> str:
     if reference == "result":
         sentence += f" against {escaped(run.job.made_from['reference'][0].replace('/', ':', 1))}"
     elif reference:
-        sentence += f" against {escaped(_shown_path(reference['path']))}"
+        sentence += f" against {escaped(shown_path(reference['path']))}"
     return sentence
 
 
-def _shown_path(path: str) -> str:
+def shown_path(path: str) -> str:
     """The name of a model from outside; of a local one without its folder, which would disclose the author's."""
     path = path.rstrip("/")
     local = path.startswith((".", "/", "~")) or path.count("/") > 1

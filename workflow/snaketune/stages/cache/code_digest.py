@@ -8,6 +8,7 @@ doesn't count (`snakemake_adapter.package`): a test lists what it sets.
 
 import hashlib
 import os
+import subprocess
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -45,6 +46,20 @@ EXCLUDED_FROM_DIGEST = {
 # Modules of these packages that count by their definitions: of each name that a stage imports, what it computes.
 SPECS = "snaketune.stages.specs"
 BY_DEFINITION = ("snaketune.config.", SPECS, "snaketune.stages.races", "snaketune.engine.preference_settings")
+
+
+def revision() -> str | None:
+    """The git commit of the package; None if there is none, or files of the package differ from it."""
+    answers = []
+    # Without a lock on git's index, since many jobs ask at once.
+    for question in (("--no-optional-locks", "status", "--porcelain", "--", "."), ("rev-parse", "HEAD")):
+        try:
+            done = subprocess.run(["git", *question], cwd=PACKAGE_FOLDER, capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        answers.append(done.stdout.strip())
+    changed, commit = answers
+    return None if changed else commit
 
 
 def code_digest(entry: str) -> str:

@@ -17,6 +17,7 @@ from snaketune.stages.specs import (
     EvalSpec,
     GenerateSpec,
     RefLogpsSpec,
+    ReproductionSpec,
     TokenizerSpec,
     TrainingSpec,
     VerificationSpec,
@@ -111,6 +112,10 @@ def of_evaluation(spec: EvalSpec, inputs: Inputs) -> tuple[str, ...]:
 def of_verification(spec: VerificationSpec, inputs: Inputs) -> tuple[str, ...]:
     reads_gguf = spec.gguf_type is not None
     return _used(torch=True, transformers=True, accelerate=True, peft=spec.run.lora is not None, gguf=reads_gguf)
+
+
+def of_reproduction(spec: ReproductionSpec, inputs: Inputs) -> tuple[str, ...]:
+    return of_training(spec.run, inputs | {"model": inputs["start"][:1]})
 
 
 def of_responses(spec: GenerateSpec, inputs: Inputs) -> tuple[str, ...]:

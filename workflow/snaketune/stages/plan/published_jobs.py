@@ -9,6 +9,8 @@ from snaketune.stages.specs import CardSpec, ConvertSpec, CorpusDescription, Rep
 
 # What a card says of a training's inputs.
 OF_TRAINING = ("model", "pack", "reference", "teacher")
+# The stages that check a finished training.
+CHECKS = ("verification", "reproduction")
 
 
 def convert_jobs(config: Workflow, jobs: Iterable[Job]) -> Iterator[Job]:
@@ -29,7 +31,7 @@ def card_jobs(config: Workflow, jobs: Iterable[Job]) -> Iterator[Job]:
     for job in jobs:
         if job.stage in ("sft", "dpo", "reward") and not is_rung(config, job):
             name = f"{job.stage}-{job.name}"
-            checks = [one for one in jobs if (one.stage, one.name) == ("verification", name)]
+            checks = [one for one in jobs if one.stage in CHECKS and one.name == name]
             yield _card_job(config, job, name, evaluations.get(name, []), checks if config.verify.report else [])
 
 

@@ -1,12 +1,12 @@
-"""The jobs of `snakemake verify`: a `verification` job for each trained model."""
+"""The jobs of `snakemake verify` and `snakemake replay`: a `verification` and a `reproduction` for each trained model."""
 
 from snaketune.config.operation import Execution
 from snaketune.stages.job import Job
 from snaketune.stages.plan.data_jobs import Context, corpus_of
 from snaketune.stages.plan.published_jobs import convert_jobs, is_rung
-from snaketune.stages.specs import VerificationSpec
+from snaketune.stages.specs import ReproductionSpec, VerificationSpec
 
-# Inputs of a training that its verification reads under the same roles.
+# Inputs of a training that its verification and its reproduction read under the same roles.
 OF_TRAINING = ("pack", "tokenizer", "ref_logps", "reference")
 
 
@@ -18,6 +18,10 @@ def verify_jobs(context: Context) -> None:
     for job in planned:
         if job.stage in ("sft", "dpo") and not is_rung(context.config, job):
             _verification_job(context, job, files.get(id(job)))
+    for job in planned:
+        # The steps of a snapshot are those of its run.
+        if job.stage in ("sft", "dpo") and "@" not in job.name:
+            _reproduction_job(context, job, planned)
 
 
 def _verification_job(context: Context, training: Job, file: Job | None) -> Job:
@@ -45,6 +49,7 @@ def _verification_job(context: Context, training: Job, file: Job | None) -> Job:
         "corpus": (corpus_of(training.artifacts["pack"][0]),),
         "evaluation": (evaluation,) if evaluation else (),
         "evaluated": evaluation.artifacts["packs"] if evaluation else (),
+        "prompted": evaluation.artifacts["corpora"] if evaluation else (),
         "gguf": (file,) if file else (),
     }
     inputs |= {role: training.artifacts.get(role, ()) for role in OF_TRAINING}
@@ -56,3 +61,22 @@ def _verification_job(context: Context, training: Job, file: Job | None) -> Job:
         share_kernels=trained.share_kernels,
     )
     return context.plan("verification", name, spec, inputs, files=training.files, operation=operation)
+
+
+def _reproduction_job(context: Context, training: Job, planned: list[Job]) -> Job:
+    snapshots = (job for job in planned if job.stage == training.stage and job.name.startswith(f"{training.name}@"))
+    inputs = {
+        "model": (training,),
+        "snapshots": tuple(snapshots),
+        "start": (*training.artifacts["model"], *training.artifacts["base_layers"]),
+    }
+    inputs |= {role: training.artifacts.get(role, ()) for role in (*OF_TRAINING, "teacher")}
+    return context.plan(
+        "reproduction",
+        f"{training.stage}-{training.name}",
+        ReproductionSpec(run=training.spec),
+        inputs,
+        files=training.files,
+        # Its resources are those of the training.
+        operation=training.operation,
+    )
