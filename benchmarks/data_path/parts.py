@@ -54,11 +54,14 @@ def parts(rounds: int, folder: Path, _: Path, megabytes: float = 500, count: int
     texts = generated(folder / "texts.jsonl", 2)
     project = conversations(folder / "project", [file], [texts], held_out=HELD_OUT, parts=count)
     made: dict[str, Any] = {}
+    per_stage: dict[str, float] = {}
 
     def ours(name: str, processes: int) -> None:
         copy = project.copy_to(folder / "copy")
         run_jobs(copy, copy.missing(copy.pack()), processes)
         made[name] = open_rows(copy.result(copy.pack()), "train").tokens
+        if processes == 1:
+            per_stage.update(seconds_by_stage(copy))
         shutil.rmtree(copy.folder)
 
     def theirs(name: str, processes: int) -> None:
@@ -78,6 +81,7 @@ def parts(rounds: int, folder: Path, _: Path, megabytes: float = 500, count: int
         "megabytes": size,
         "megabytes_per_s": {name: size / side for name, side in seconds.items()},
         "tokens": made,
+        "seconds_per_gb": {stage: 1e3 * of_stage / size for stage, of_stage in per_stage.items()},
         "seconds": seconds,
         "rounds": rounds_of,
     }
@@ -107,6 +111,15 @@ def run_jobs(project: Project, jobs: list[Job], processes: int) -> dict[str, flo
         done.add(key)
         peaks[key] = usage.ru_maxrss / 1e6
     return peaks
+
+
+def seconds_by_stage(project: Project) -> dict[str, float]:
+    """The time that the jobs of each stage took, without the start of Python."""
+    found: dict[str, float] = {}
+    for path in (project.folder / "results").glob("*/**/run.json"):
+        stage = path.relative_to(project.folder / "results").parts[0]
+        found[stage] = found.get(stage, 0.0) + json.loads(path.read_text(encoding="utf-8"))["seconds"]
+    return found
 
 
 def with_datasets(file: Path, tokenizer: Path, folder: Path, processes: int) -> int:

@@ -82,7 +82,7 @@ WRONG = [
         {"min_characters": 9, "max_characters": 3},
         ["cleaning", "more than max_characters 3"],
     ),
-    ("corpora.demo-chat.parts", 1000, ["corpora.demo-chat.parts", "1000", "at most 128"]),
+    ("corpora.demo-chat.parts", 1000, ["corpora.demo-chat.parts", "1000", "at most 512"]),
     ("corpora.demo-chat.held_out", 1.0, ["sft.demo.corpus", "'demo-chat' holds out all rows"]),
     (
         "corpora.bench",

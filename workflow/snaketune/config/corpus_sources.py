@@ -371,9 +371,9 @@ class Corpus(CorpusContent):
     """A corpus: raw rows converted to conversations, preference pairs, labelled completions or documents, and split by
     prompt."""
 
-    parts: Annotated[int, Field(ge=1, le=128)] | None = None
+    parts: Annotated[int, Field(ge=1, le=512)] | None = None
     """Number of parallel jobs that read, tokenize and write the corpus; it doesn't change the result. Default: one per 256 MB
-    of local files. A file is read by one job, JSON lines and Parquet above 16 MB by several."""
+    of local files, 128 at most. A file is read by one job, JSON lines and Parquet above 16 MB by several."""
     reasoning: Reasoning | None = None
     """Reasoning of assistants, and whatever else the chat template writes in the last turn only. `exact` trains every turn as
     it is generated: the conversation as later turns see it is a trunk, each rewritten turn a branch of it, computed together.
