@@ -74,7 +74,9 @@ def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact], corpu
             keys = _order_keys(spec, split, parts, corpus)
             rows, counts[split], metadata[split] = plan_split(settings, parts, split, read, keys)
             trees = trees or rows.units.has_prefixes
-            _write(work, split, rows, None if raw else _Documents(documents, schema, split, parts, rows.units.documents))
+            _write(
+                work, split, rows, None if raw else _Documents(documents, schema, split, parts, rows.units.documents)
+            )
     version = TREE_VERSION if trees else FORMAT_VERSIONS[spec.kind][0]
     if spec.kind == "sft" and any(parts.weighted(split) for split in SPLITS):
         version = WEIGHTED_VERSION

@@ -2,9 +2,9 @@
 
 Best-fit-decreasing takes the sequences from long to short and puts each into the row that it fills best; a new row has the
 shortest capacity that holds the sequence. Sequences of one length are interchangeable, and so are rows with equal free space,
-so over a histogram of lengths whole groups are packed per step: some ten million sequences per second on one core. Sequences get
-their numbers block by block. Memory: 8 bytes per sequence besides lengths and supervised tokens, and some 20 per row; for rows of
-2**16 tokens or more, 12 and 30.
+so over a histogram of lengths whole groups are packed per step: some ten million sequences per second on one core. Which of them
+go where is then found block by block. Memory: 8 bytes per sequence besides lengths and supervised tokens, and some 25 per row; if
+rows are of 2**16 tokens or more, 12 and 30.
 
 The same freedom balances the supervised tokens: among rows with equal free space, the row with the fewest supervised tokens so
 far gets the sequence with the most. This never costs a row.
@@ -53,7 +53,7 @@ class PackingPlan:
 def plan_best_fit_decreasing(
     lengths: np.ndarray, capacities: Sequence[int], supervised: np.ndarray | None = None
 ) -> PackingPlan:
-    """Pack sequences into rows; sequences that are equal in length and supervision stay in order, those of 0 tokens are left out.
+    """Pack sequences into rows; those equal in length and supervision stay in order, and those of 0 tokens are left out.
 
     For one capacity Johnson's bound for best-fit-decreasing holds: at most 11/9 of the optimal number of rows, plus one.
 
@@ -206,13 +206,15 @@ class _Rows:
 
     def places(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The index of each sequence among those of all rows, int32; and the offsets and capacities of a `PackingPlan`."""
-        by_capacity = np.argsort(self.capacity[: self.rows], kind="stable")
+        self.by_space, self.supervised, self.supervised_in = {}, self.supervised[:0], self.supervised_in[:0]
+        capacity = self.capacity[: self.rows]
+        by_capacity = np.argsort(capacity, kind="stable") if len(self.capacities) > 1 else slice(self.rows)
         offsets = offsets_of(self.count[by_capacity])
         start_of = np.empty(self.rows, np.int32)
         start_of[by_capacity] = offsets[:-1]
         for block in _blocks(len(self.row_of)):
             self.row_of[block] = start_of[self.row_of[block]] + self.slot_of[block]
-        return self.row_of, offsets, self.capacity[by_capacity].astype(np.int32)
+        return self.row_of, offsets, capacity[by_capacity].astype(np.int32)
 
     def _tightest(self, length: int, count: int) -> tuple[int, np.ndarray]:
         """The least sufficient free space, and the rows that have it by supervised tokens (ascending), or new rows."""

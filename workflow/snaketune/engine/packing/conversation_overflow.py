@@ -5,7 +5,7 @@ no prefix. Only trees and those longer than a row cost a loop in Python.
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from operator import itemgetter
 
@@ -40,18 +40,27 @@ def fit_conversations(
     Raises:
         SnaketuneError: a conversation longer than a row, and `overflow` is `raise`.
     """
-    kind = small_int(row_length)
-    tokens, supervised = [np.zeros(0, kind)], [np.zeros(0, kind)]
-    cut, first = array("i"), 0
-    for table in tables:
-        is_whole, own = _fit(settings, row_length, table, first, drops)
-        tokens.append((table["length"].to_numpy() * is_whole).astype(kind))
-        supervised.append((table["supervised"].to_numpy() * is_whole).astype(kind))
-        cut.extend(chain.from_iterable(sorted(own, key=itemgetter(0))))
-        first += len(table)
+    whole, cut = [np.zeros((2, 0), small_int(row_length))], array("i")
+    for tokens, supervised, others in fit_tables(settings, row_length, tables, drops):
+        whole.append(np.stack([tokens, supervised]).astype(small_int(row_length)))
+        cut.extend(chain.from_iterable(others))
+    whole = np.concatenate(whole, axis=1)
     columns = np.frombuffer(cut, np.int32).reshape(-1, len(COLUMNS)).T
     segments = PlannedSegments(**{name: column.copy() for name, column in zip(COLUMNS, columns, strict=True)})
-    return ConversationUnits.of(np.concatenate(tokens), np.concatenate(supervised), segments)
+    return ConversationUnits.of(*whole, segments)
+
+
+def fit_tables(
+    settings: PackingSettings, row_length: int, tables: Iterable[pa.Table], drops: DropCounts
+) -> Iterator[tuple[np.ndarray, np.ndarray, list[Segment]]]:
+    """Yield, by table, the tokens and supervised tokens of all conversations, 0 if they aren't one whole segment, and the
+    segments of the others, by conversation."""
+    first = 0
+    for table in tables:
+        is_whole, others = _fit(settings, row_length, table, first, drops)
+        tokens, supervised = (table[name].to_numpy() * is_whole for name in ("length", "supervised"))
+        yield tokens, supervised, sorted(others, key=itemgetter(0))
+        first += len(table)
 
 
 def _fit(

@@ -32,6 +32,9 @@ class Units:
     pairs: np.ndarray | None = None
     pair_offsets: np.ndarray | None = None
 
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
     @property
     def tokens(self) -> np.ndarray:
         return self._sums(self.segments.tokens)
@@ -105,7 +108,8 @@ class ConversationUnits:
             return cls(tokens=tokens, supervised=supervised, cut=cut, cut_at=np.zeros(0, np.int32))
         is_further = np.diff(cut.sequence, prepend=-1) == 0
         at = cut.sequence + np.cumsum(is_further, dtype=np.int32)
-        tokens, supervised = (np.insert(column, cut.sequence[is_further] + 1, 0) for column in (tokens, supervised))
+        if is_further.any():
+            tokens, supervised = (np.insert(column, cut.sequence[is_further] + 1, 0) for column in (tokens, supervised))
         tokens[at], supervised[at] = cut.tokens, cut.supervised
         return cls(tokens=tokens, supervised=supervised, cut=cut, cut_at=at)
 

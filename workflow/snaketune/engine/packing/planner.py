@@ -3,13 +3,14 @@
 Memory: MEMORY
 """
 
+from collections import deque
+from functools import partial
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from snaketune.engine.packing.best_fit import PackingPlan, lower_bound_rows, plan_best_fit_decreasing, plan_in_order
-from snaketune.engine.packing.conversation_overflow import columns_of, fit_conversations, wrap
+from snaketune.engine.packing.conversation_overflow import columns_of, fit_conversations, fit_tables, wrap
 from snaketune.engine.packing.packed_units import ConversationUnits, SplitPlan, Units
 from snaketune.engine.packing.pair_overflow import CompletionTokens, PlannedPairs, fit_pairs, whole_pairs
 from snaketune.engine.packing.planned_segments import SupervisedRuns
@@ -39,12 +40,18 @@ def plan_split(
         index, tokens = parts.index(split), CompletionTokens(parts, split)
         whole = whole_pairs(settings.kind, index, tokens)
 
-    def fit_to(row_length: int, drops: DropCounts) -> ConversationUnits | PlannedPairs:
-        if tokens is not None:
+        def fit_to(row_length: int, drops: DropCounts) -> PlannedPairs:
             return fit_pairs(settings, row_length, index, whole, tokens.runs, drops)
-        return fit_conversations(settings, row_length, parts.tables(split, columns_of(settings)), drops)
 
-    fitted = fit_to(longest, drops)
+        fitted = fit_to(longest, drops)
+    else:
+        tables = partial(parts.tables, split, columns_of(settings))
+        fitted = fit_conversations(settings, longest, tables(), drops)
+
+        def fit_to(row_length: int, drops: DropCounts) -> None:
+            # Only the counts are needed.
+            deque(fit_tables(settings, row_length, tables(), drops), maxlen=0)
+
     if read["rows"] and not len(fitted):
         raise SnaketuneError(
             f"no {split} row of {read['rows']} can be packed into {longest} tokens: {dict(drops.dropped_rows)}. If nothing "
@@ -55,32 +62,39 @@ def plan_split(
     unit = {"preference": "pairs", "unpaired": "completions"}.get(settings.kind, "sequences")
     if message := warning(split, unit, longest, settings.overflow, loss, read):
         print(f"warning: {message}", flush=True)
+    units: Units | ConversationUnits = fitted
     if tokens is not None:
         units, shared_tokens = build_trees(fitted, tokens, longest)
         shared = dict(zip(SHARED, shared_tokens, strict=True))
+    elif settings.strategy != "best-fit-decreasing":
+        runs = SupervisedRuns.read(parts, split) if settings.strategy == "wrapped" else None
+        units = _rows_in_order(fitted, keys, runs, longest, drops)
+    del fitted
+    if settings.strategy != "best-fit-decreasing":
+        every = np.arange(len(units.offsets))
+        plan = PackingPlan(order=every[:-1], offsets=every, capacities=np.full(len(every) - 1, longest, np.int32))
+    elif keys is None or not len(units):
+        plan = plan_best_fit_decreasing(units.tokens, settings.lengths, units.supervised)
     else:
-        units = fitted
-    if settings.strategy == "best-fit-decreasing":
-        if keys is None or not len(fitted):
-            plan = plan_best_fit_decreasing(units.tokens, settings.lengths, units.supervised)
-        else:
-            # A prompt with several pairs comes where its first pair does.
-            plan = plan_in_order(units.tokens, longest, units.supervised, keys[units.sequence])
-    else:
-        in_order = np.flatnonzero(fitted.tokens)
-        if keys is not None:
-            in_order = in_order[np.argsort(keys[fitted.sequence_of(in_order)], kind="stable")]
-        segments = fitted.take(in_order).segments
-        offsets = np.arange(len(segments) + 1)
-        if settings.strategy == "wrapped":
-            segments, offsets = wrap(segments, SupervisedRuns.read(parts, split), longest, drops)
-        # Each row is one unit.
-        rows, units = len(offsets) - 1, Units(segments=segments, offsets=offsets)
-        capacities = np.full(rows, longest, np.int32)
-        plan = PackingPlan(order=np.arange(rows), offsets=np.arange(rows + 1), capacities=capacities)
+        # A prompt with several pairs comes where its first pair does.
+        plan = plan_in_order(units.tokens, longest, units.supervised, keys[units.sequence])
     rows = SplitPlan(units=units, plan=plan)
     metadata = _packing_metadata(settings, rows, drops) | {"lost_to_length": loss}
     return rows, _counts(read, rows, drops, shared), metadata
+
+
+def _rows_in_order(
+    fitted: ConversationUnits, keys: np.ndarray | None, runs: SupervisedRuns | None, longest: int, drops: DropCounts
+) -> Units:
+    """Rows of one unit: each of a segment, or, with the supervised runs of all conversations, wrapped."""
+    order = np.flatnonzero(fitted.tokens)
+    if keys is not None:
+        order = order[np.argsort(keys[fitted.sequence_of(order)], kind="stable")]
+    segments = fitted.take(order).segments
+    if runs is None:
+        return Units(segments=segments, offsets=np.arange(len(segments) + 1))
+    segments, offsets = wrap(segments, runs, longest, drops)
+    return Units(segments=segments, offsets=offsets)
 
 
 def _counts(read: dict[str, int], rows: SplitPlan, drops: DropCounts, shared: dict[str, int]) -> dict[str, Any]:
