@@ -170,7 +170,7 @@ class _Documents:
             tokens, supervised = rows.by_pair(tokens), rows.by_pair(supervised)
         else:
             sequence, offsets = rows.segments.sequence[rows.roots], np.searchsorted(rows.roots, rows.offsets)
-            tokens, supervised = (np.add.reduceat(values, rows.roots) for values in (tokens, supervised))
+            tokens, supervised = (np.add.reduceat(column, rows.roots, dtype=np.int32) for column in (tokens, supervised))
         row = np.repeat(np.arange(first, first + rows.rows, dtype=np.int32), np.diff(offsets))
         self._found.append({"sequence": sequence, "row": row, "tokens": tokens, "supervised": supervised})
         if sum(len(found["row"]) for found in self._found) >= self._per_pass:
