@@ -10,8 +10,9 @@ depends only on the sequences and their order, not on the parts in which they we
 Memory per sequence: some 120 bytes, 200 if rows are wrapped; per pair 450, 650 if prompts have several pairs.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,8 @@ from snaketune.tables import read_table
 from snaketune.tokenization.token_store import TokenParts
 
 ROWS_PER_BATCH = 2**16
-# The columns of documents are gathered from the index of tokens in at most so many passes, of at least so many documents.
-PASSES, DOCUMENTS_PER_PASS = 24, 2**21
+# Of sequences and of documents, each of which is in memory as a whole: at most so many, of at least so many.
+RANGES, LEAST_RANGE = 32, 2**21
 FACTS = "facts.json"
 
 
@@ -74,9 +75,12 @@ def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact], corpu
             keys = _order_keys(spec, split, parts, corpus)
             rows, counts[split], metadata[split] = plan_split(settings, parts, split, read, keys)
             trees = trees or rows.units.has_prefixes
-            _write(
-                work, split, rows, None if raw else _Documents(documents, schema, split, parts, rows.units.documents)
-            )
+            most = max(read["rows"], rows.units.documents)
+            of_rows = None if raw else _Documents(work.state / split, documents, schema, split, parts, most)
+            _write(work, split, rows, of_rows)
+            del rows
+            if of_rows is not None:
+                of_rows.finish()
     version = TREE_VERSION if trees else FORMAT_VERSIONS[spec.kind][0]
     if spec.kind == "sft" and any(parts.weighted(split) for split in SPLITS):
         version = WEIGHTED_VERSION
@@ -124,8 +128,6 @@ def _write(work: WorkFolder, split: str, rows: SplitPlan, documents: "_Documents
                 documents.add(first, packed)
         for table in tables.values():
             table.finish()
-        if documents is not None:
-            documents.finish()
 
 
 class _Batches:
@@ -150,17 +152,29 @@ class _Batches:
 class _Documents:
     """Writes the documents of a split to `documents.arrow`, in the order of the rows.
 
-    The columns copied from the index of tokens can be larger than memory, and a random read of each document is slow. So
-    they are gathered in sequential passes over the index, each for some of the documents.
+    What is copied from the index of tokens can be larger than memory, and reading it document by document is slow. So
+    documents are first divided by ranges of sequences, each of which is read at once, then by ranges of documents:
+
+        sequences/<n>   the documents with sequences in range n, in order
+        documents/<n>   the documents in range n, complete, by range of sequences
     """
 
     def __init__(
-        self, writer: pa.RecordBatchFileWriter, schema: pa.Schema, split: str, parts: TokenParts, documents: int
+        self,
+        folder: Path,
+        writer: pa.RecordBatchFileWriter,
+        schema: pa.Schema,
+        split: str,
+        parts: TokenParts,
+        most: int,
     ):
+        """Args: folder: for temporary files; most: the number of sequences or documents, whichever is higher."""
         self._parts, self._split, self._schema = parts, split, schema
-        self._batches = _Batches(writer, schema)
-        self._per_pass = max(documents // PASSES, DOCUMENTS_PER_PASS)
-        self._found: list[dict[str, np.ndarray]] = []
+        self._batches, self._documents = _Batches(writer, schema), 0
+        self._each = max(-(-most // RANGES), LEAST_RANGE)
+        self._by_sequence, self._by_document = (
+            _Ranges(folder / name, self._each, most) for name in ("sequences", "documents")
+        )
 
     def add(self, first: int, rows: PackedUnits) -> None:
         """Add the documents of some rows, of which the first has this number."""
@@ -169,27 +183,65 @@ class _Documents:
             sequence, offsets = rows.pairs[:, 0], rows.pair_offsets
             tokens, supervised = rows.by_pair(tokens), rows.by_pair(supervised)
         else:
-            sequence, offsets = rows.segments.sequence[rows.roots], np.searchsorted(rows.roots, rows.offsets)
-            tokens, supervised = (np.add.reduceat(column, rows.roots, dtype=np.int32) for column in (tokens, supervised))
+            roots = rows.roots
+            sequence, offsets = rows.segments.sequence[roots], np.searchsorted(roots, rows.offsets)
+            tokens, supervised = (np.add.reduceat(column, roots, dtype=np.int32) for column in (tokens, supervised))
         row = np.repeat(np.arange(first, first + rows.rows, dtype=np.int32), np.diff(offsets))
-        self._found.append({"sequence": sequence, "row": row, "tokens": tokens, "supervised": supervised})
-        if sum(len(found["row"]) for found in self._found) >= self._per_pass:
-            self._write()
+        document = np.arange(self._documents, self._documents + len(row), dtype=np.int32)
+        self._documents += len(row)
+        columns = {"sequence": sequence, "document": document, "row": row, "tokens": tokens, "supervised": supervised}
+        self._by_sequence.add("sequence", pa.record_batch(columns))
 
     def finish(self) -> None:
-        if self._found:
-            self._write()
+        """Write all documents; the plan isn't needed in memory any more."""
+        copied = [name for name in self._schema.names if name in COPIED]
+        for number, index in enumerate(self._parts.ranges(self._split, copied, self._each)):
+            for batch in self._by_sequence.read(number):
+                at = pc.subtract(batch["sequence"], number * self._each)
+                columns = {name: batch[name] for name in ("document", "row", "tokens", "supervised")}
+                columns |= {name: index[name].take(at).combine_chunks() for name in copied}
+                self._by_document.add("document", pa.record_batch(columns))
+        for number in range(-(-self._documents // self._each)):
+            table = pa.Table.from_batches(list(self._by_document.read(number))).combine_chunks()
+            order = np.empty(len(table), np.int32)
+            order[table["document"].to_numpy() - number * self._each] = np.arange(len(table), dtype=np.int32)
+            for start in range(0, len(table), ROWS_PER_BATCH):
+                batch = table.take(pa.array(order[start : start + ROWS_PER_BATCH]))
+                batch = batch.append_column("split", pa.repeat(self._split, len(batch)))
+                self._batches.add(batch[name].combine_chunks() for name in self._schema.names)
         self._batches.finish()
 
-    def _write(self) -> None:
-        columns = {name: np.concatenate([found[name] for found in self._found]) for name in self._found[0]}
-        self._found = []
-        copied = [name for name in self._schema.names if name in COPIED]
-        table, place = self._parts.rows(self._split, copied, columns.pop("sequence"))
-        for start in range(0, len(place), ROWS_PER_BATCH):
-            batch = slice(start, start + ROWS_PER_BATCH)
-            of = pa.array(place[batch])
-            found = {name: values[batch] for name, values in columns.items()}
-            found |= {name: table[name].take(of).combine_chunks() for name in copied}
-            found["split"] = pa.repeat(self._split, len(of))
-            self._batches.add(found[name] for name in self._schema.names)
+
+class _Ranges:
+    """Record batches divided by a column of numbers into ranges of `each` numbers; in files if there are several ranges."""
+
+    def __init__(self, folder: Path, each: int, most: int):
+        self._folder, self._each, self._in_memory = folder, each, most <= each
+        self._batches: list[pa.RecordBatch] = []
+        self._files: dict[int, Any] = {}
+
+    def add(self, column: str, batch: pa.RecordBatch) -> None:
+        if self._in_memory:
+            self._batches.append(batch)
+            return
+        number = (batch[column].to_numpy() // self._each).astype(np.uint16)
+        order = np.argsort(number, kind="stable")
+        numbers, counts = np.unique(number, return_counts=True)
+        batch, start = batch.take(pa.array(order)), 0
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            if number not in self._files:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._files[number] = pa.ipc.new_stream(str(self._folder / str(number)), batch.schema)
+            self._files[number].write_batch(batch.slice(start, count))
+            start += count
+
+    def read(self, number: int) -> Iterator[pa.RecordBatch]:
+        """Yield the batches of a range, in the order in which they were added, and remove them."""
+        if self._in_memory:
+            yield from self._batches
+        elif number in self._files:
+            self._files.pop(number).close()
+            path = self._folder / str(number)
+            with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
+                yield from reader
+            path.unlink()

@@ -205,8 +205,10 @@ class _Rows:
             count -= full * each + rest
 
     def places(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The index of each sequence among those of all rows, int32; and the offsets and capacities of a `PackingPlan`."""
-        self.by_space, self.supervised, self.supervised_in = {}, self.supervised[:0], self.supervised_in[:0]
+        """The index of each sequence among those of all rows, int32; and the offsets and capacities of a `PackingPlan`. Nothing
+        can be packed afterwards.
+        """
+        del self.supervised, self.supervised_in, self.by_space
         capacity = self.capacity[: self.rows]
         by_capacity = np.argsort(capacity, kind="stable") if len(self.capacities) > 1 else slice(self.rows)
         offsets = offsets_of(self.count[by_capacity])
