@@ -103,8 +103,9 @@ def _order_keys(spec: PlanSpec, split: str, parts: TokenParts, corpus: Artifact 
         return None
     if spec.order == "column":
         return read_table(corpus.file(f"{split}-{ORDER_COLUMN}.arrow"))[ORDER_COLUMN].to_numpy()
-    lengths = parts.index(split, ["length"])["length"].to_numpy()
-    return lengths if spec.order == "length" else np.arange(len(lengths))
+    lengths = [np.zeros(0, np.int32), *(table["length"].to_numpy() for table in parts.tables(split, ["length"]))]
+    keys = np.concatenate(lengths)
+    return keys if spec.order == "length" else np.arange(len(keys), dtype=np.int32)
 
 
 def _write(work: WorkFolder, split: str, rows: SplitPlan, documents: "_Documents | None") -> None:

@@ -103,13 +103,11 @@ def _fit(
             drop(too_long, "longer_than_row")
         else:
             remaining &= ~too_long
-            for at in np.flatnonzero(too_long).tolist():
-                row = _Long(index, at, first)
+            for row in _rows(index, np.flatnonzero(too_long), first):
                 # The turns of a tree after a cut would need all tokens before it again, so trees aren't split.
                 fit = _split if settings.overflow == "split" and not row.branches else _truncated
                 cut += fit(row, row_length, drops)
-    for at in np.flatnonzero(remaining & is_tree).tolist():
-        row = _Long(index, at, first)
+    for row in _rows(index, np.flatnonzero(remaining & is_tree), first):
         cut += row.tree(row.length)
     return remaining & ~is_tree, cut
 
@@ -117,12 +115,9 @@ def _fit(
 class _Long:
     """A conversation that is longer than a row, or a tree."""
 
-    def __init__(self, index: pa.Table, at: int, first: int):
-        """Args: at, first: its row in a part of the token index, and the number of the part's first conversation."""
-        self.number, self.length = first + at, index["length"][at].as_py()
-        self.turn_ends = index["turn_ends"][at].as_py()
-        self.runs = index["supervised_runs"][at].as_py()
-        self.branches = np.array(index["branches"][at].as_py(), np.int64).reshape(-1, 3).tolist()
+    def __init__(self, number: int, length: int, turn_ends: list[int], runs: list[int], branches: list[int]):
+        self.number, self.length, self.turn_ends, self.runs = number, length, turn_ends, runs
+        self.branches = list(zip(branches[::3], branches[1::3], branches[2::3]))
 
     def turn_end(self, start: int, stop: int) -> int:
         """The last end of a turn in (start, stop], of a supervised turn if there is one; 0 if no turn ends there.
@@ -163,6 +158,13 @@ class _Long:
                 supervised = self.supervised(start, stop, prefix)
                 segments.append((self.number, start, stop, prefix, own.index(parent), supervised))
         return segments
+
+
+def _rows(index: pa.Table, which: np.ndarray, first: int) -> Iterator[_Long]:
+    """Yield these rows of a part of the index; `first` is the number of its first conversation."""
+    some = index.select(["length", "turn_ends", "supervised_runs", "branches"]).take(pa.array(which))
+    columns = (column.to_pylist() for column in some.columns)
+    return (_Long(*row) for row in zip((which + first).tolist(), *columns, strict=True))
 
 
 def _truncated(row: _Long, row_length: int, drops: DropCounts) -> list[Segment]:
