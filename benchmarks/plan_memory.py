@@ -2,8 +2,8 @@
 
 Plans synthetic conversations, lognormal with a median of 250 tokens and a mean of 400, into rows of 2048. Only the index of
 the tokens is made, since `plan` reads nothing else of conversations. Each size is planned in a process of its own, whose peak
-counts, mapped pages included, less what the imports need. `--overflow` and `--order` are those of `packing`. Disk: some 170 bytes
-per conversation, in `--folder`.
+counts, mapped pages included, less what the imports need. `--overflow`, `--order` and `--strategy` are those of `packing`. Disk:
+some 250 bytes per conversation, in `--folder`.
 """
 
 import argparse
@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="1e6,1e7", help="numbers of conversations")
     parser.add_argument("--overflow", default="drop")
     parser.add_argument("--order", default="shuffled")
+    parser.add_argument("--strategy", default="best-fit-decreasing")
     parser.add_argument("--folder", type=Path, help="where the index is made (default: a temporary folder)")
     parser.add_argument("--of", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -92,7 +93,7 @@ def main() -> None:
         spec = PlanSpec(
             kind="sft",
             lengths=(ROW_LENGTH,),
-            strategy="best-fit-decreasing",
+            strategy=args.strategy,
             overflow=args.overflow,
             order=args.order,
         )
@@ -105,7 +106,7 @@ def main() -> None:
             manifest = made_tokens(folder / "tokens", size).manifest
             (folder / "tokens.json").write_text(json.dumps(manifest))
             command = [sys.executable, "-m", "benchmarks.plan_memory", "--of", name]
-            command += ["--overflow", args.overflow, "--order", args.order]
+            command += ["--overflow", args.overflow, "--order", args.order, "--strategy", args.strategy]
             found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1])
         each = found["bytes"] / (size + size // 50)
         rows.append([f"{size:.0e}", f"{found['seconds']:.1f}", f"{found['bytes'] / 1e6:.0f}", f"{each:.1f}"])

@@ -2,9 +2,9 @@
 
 Best-fit-decreasing takes the sequences from long to short and puts each into the row that it fills best; a new row has the
 shortest capacity that holds the sequence. Sequences of one length are interchangeable, and so are rows with equal free space,
-so over a histogram of lengths whole groups are packed per step: some ten million sequences per second on one core. Which of them
-go where is then found block by block. Memory: 8 bytes per sequence besides lengths and supervised tokens, and some 25 per row; if
-rows are of 2**16 tokens or more, 12 and 30.
+so over a histogram of lengths whole groups are packed per step: some ten million sequences per second on one core. Which of
+them go where is then found block by block. Memory: 8 bytes per sequence besides its length and supervised tokens, and some 20
+per row; if rows are of 2**16 tokens or more, 12 and 30.
 
 The same freedom balances the supervised tokens: among rows with equal free space, the row with the fewest supervised tokens so
 far gets the sequence with the most. This never costs a row.
