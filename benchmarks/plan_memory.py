@@ -1,9 +1,9 @@
 """The memory and time of planning rows: python -m benchmarks.plan_memory --sizes 1e6,1e7
 
 Plans synthetic conversations, lognormal with a median of 250 tokens and a mean of 400, into rows of 2048. Only the index of
-the tokens is made, since `plan` reads nothing else of conversations. Each size is planned in a process of its own, whose peak
-counts, mapped pages included, less what the imports need. `--overflow`, `--order` and `--strategy` are those of `packing`. Disk:
-some 250 bytes per conversation, in `--folder`.
+the tokens is made, since `plan` reads nothing else of conversations. Each size is planned in a process of its own. Its peak
+counts, mapped pages included, less what the imports need. `--overflow`, `--order` and `--strategy` are those of `packing`.
+Disk: some 250 bytes per conversation, in `--folder`.
 """
 
 import argparse

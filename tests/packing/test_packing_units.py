@@ -1,5 +1,7 @@
 """Units are packed into rows with their segments renumbered; and wrapped rows are full."""
 
+from itertools import pairwise
+
 import numpy as np
 import pyarrow as pa
 from hypothesis import given
@@ -67,7 +69,7 @@ def test_wrapped_rows_are_full_and_lose_nothing_but_labels_at_cuts(lengths, row_
     runs = runs_of(pa.Table.from_batches([index(sequences)]))
     segments, offsets = wrap(whole(sequences), runs, row_length, drops)
     assert segments.tokens.sum() == sum(lengths)
-    per_row = [int(segments.tokens[a:b].sum()) for a, b in zip(offsets, offsets[1:])]
+    per_row = [int(segments.tokens[a:b].sum()) for a, b in pairwise(offsets)]
     assert per_row[:-1] == [row_length] * (len(per_row) - 1)
     assert len(segments) >= len(lengths)
     for start, stop, supervised in zip(segments.start, segments.stop, segments.supervised, strict=True):

@@ -39,11 +39,12 @@ class DocumentWriter:
         split: str,
         parts: TokenParts,
         most: int,
+        least_range: int = LEAST_RANGE,
     ):
         """Args: folder: for temporary files; most: the number of sequences or documents, whichever is higher."""
         self._parts, self._split, self._schema = parts, split, schema
         self._batches, self._documents = BatchWriter(writer, schema, ROWS_PER_BATCH), 0
-        self._each = max(-(-most // RANGES), LEAST_RANGE)
+        self._each = max(-(-most // RANGES), least_range)
         self._by_sequence, self._by_document = (
             _Ranges(folder / name, self._each, most) for name in ("sequences", "documents")
         )

@@ -20,7 +20,7 @@ from snaketune.engine.packing.ragged import offsets_of
 # Rows of sequences that are packed together if their order counts: more rows are fuller, fewer are closer to the order.
 ROWS_PER_GROUP = 64
 # Sequences that are sorted at once.
-BLOCK = 2**20
+BLOCK = 2**18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class PackingPlan:
 
 
 def plan_best_fit_decreasing(
-    lengths: np.ndarray, capacities: Sequence[int], supervised: np.ndarray | None = None
+    lengths: np.ndarray, capacities: Sequence[int], supervised: np.ndarray | None = None, block: int = BLOCK
 ) -> PackingPlan:
     """Pack sequences into rows; those equal in length and supervision stay in order, and those of 0 tokens are left out.
 
@@ -61,6 +61,7 @@ def plan_best_fit_decreasing(
         lengths: int[N], tokens of each sequence, each in 0..capacities[-1].
         capacities: the configured row lengths, ascending.
         supervised: int[N], supervised tokens of each sequence, to be balanced over the rows.
+        block: how many sequences are sorted at once; the result doesn't depend on it.
     Raises:
         ValueError: a length outside 0..capacities[-1].
 
@@ -78,13 +79,13 @@ def plan_best_fit_decreasing(
     if len(lengths) and not (lengths.min() >= 0 and lengths.max() <= capacity):
         raise ValueError(f"lengths must lie in 0..{capacity}, found {lengths.min()}..{lengths.max()}")
     counts = sum(
-        (np.bincount(lengths[block], minlength=capacity + 1) for block in _blocks(len(lengths))),
+        (np.bincount(lengths[some], minlength=capacity + 1) for some in _blocks(len(lengths), block)),
         np.zeros(capacity + 1, np.int64),
     )
     packed = len(lengths) - int(counts[0])
     by_rank = np.zeros(len(lengths), small_int(capacity))
     if supervised is not None:
-        for numbers, ranks in _longest_first(lengths, supervised, capacity):
+        for numbers, ranks in _longest_first(lengths, supervised, capacity, block):
             by_rank[ranks] = supervised[numbers]
     rows = _Rows(capacities, by_rank[:packed])
     for length in np.flatnonzero(counts[1:])[::-1].tolist():
@@ -93,9 +94,9 @@ def plan_best_fit_decreasing(
     places, offsets, capacities_R = rows.places()
     del rows
     order = np.empty(packed, np.int32)
-    for numbers, ranks in _longest_first(lengths, supervised, capacity):
-        some = np.searchsorted(ranks, packed)
-        order[places[ranks[:some]]] = numbers[:some]
+    for numbers, ranks in _longest_first(lengths, supervised, capacity, block):
+        end = np.searchsorted(ranks, packed)
+        order[places[ranks[:end]]] = numbers[:end]
     return PackingPlan(order=order, offsets=offsets, capacities=capacities_R)
 
 
@@ -135,12 +136,12 @@ def small_int(row_length: int) -> type[np.uint16] | type[np.int32]:
     return np.uint16 if row_length < 2**16 else np.int32
 
 
-def _blocks(sequences: int) -> Iterator[slice]:
-    return (slice(start, start + BLOCK) for start in range(0, sequences, BLOCK))
+def _blocks(sequences: int, block: int = BLOCK) -> Iterator[slice]:
+    return (slice(start, start + block) for start in range(0, sequences, block))
 
 
 def _longest_first(
-    lengths: np.ndarray, supervised: np.ndarray | None, capacity: int
+    lengths: np.ndarray, supervised: np.ndarray | None, capacity: int, block: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the numbers of the sequences of each block, and their ranks among all sequences (int64, ascending), from long to
     short and among equal lengths roughly by supervised tokens (descending).
@@ -150,29 +151,29 @@ def _longest_first(
     spare = 16 - capacity.bit_length()
     shift = max(spare, 0) if supervised is not None else 0
 
-    def keys_of(block: slice) -> np.ndarray:
-        keys = capacity - lengths[block]
+    def keys_of(some: slice) -> np.ndarray:
+        keys = capacity - lengths[some]
         if spare >= 0:
             keys = keys.astype(np.uint16)
         if shift:
-            share = supervised[block].astype(np.float32) / np.maximum(lengths[block], 1).astype(np.float32)
+            share = supervised[some].astype(np.float32) / np.maximum(lengths[some], 1).astype(np.float32)
             keys = (keys << shift) | ((1 - share) * (2**shift - 1)).astype(np.uint16)
         return keys
 
-    if len(lengths) <= BLOCK:
+    if len(lengths) <= block:
         yield np.argsort(keys_of(slice(None)), kind="stable"), np.arange(len(lengths))
         return
     size = (capacity + 1) << shift
     # The rank of the next sequence with each key.
     next_rank = np.zeros(size, np.int64)
-    for block in _blocks(len(lengths)):
-        next_rank += np.bincount(keys_of(block), minlength=size)
+    for some in _blocks(len(lengths), block):
+        next_rank += np.bincount(keys_of(some), minlength=size)
     next_rank = np.cumsum(next_rank) - next_rank
-    for block in _blocks(len(lengths)):
-        keys = keys_of(block)
+    for some in _blocks(len(lengths), block):
+        keys = keys_of(some)
         counts, order = np.bincount(keys, minlength=size), np.argsort(keys, kind="stable")
         before = np.cumsum(counts) - counts
-        yield order + block.start, (next_rank - before)[keys[order]] + np.arange(len(order))
+        yield order + some.start, (next_rank - before)[keys[order]] + np.arange(len(order))
         next_rank += counts
 
 
@@ -214,8 +215,8 @@ class _Rows:
         offsets = offsets_of(self.count[by_capacity])
         start_of = np.empty(self.rows, np.int32)
         start_of[by_capacity] = offsets[:-1]
-        for block in _blocks(len(self.row_of)):
-            self.row_of[block] = start_of[self.row_of[block]] + self.slot_of[block]
+        for some in _blocks(len(self.row_of)):
+            self.row_of[some] = start_of[self.row_of[some]] + self.slot_of[some]
         return self.row_of, offsets, capacity[by_capacity].astype(np.int32)
 
     def _tightest(self, length: int, count: int) -> tuple[int, np.ndarray]:
