@@ -7,7 +7,7 @@ Payload, per split: `<split>-rows.arrow` (the length of each row, and its number
 that its completions end with); `documents.arrow`; and `facts.json`, which the manifest of the shards repeats. The payload
 depends only on the sequences and their order, not on the parts in which they were tokenized.
 
-Memory: that of the planner (`engine.packing.planner`); rows and documents are written batch by batch.
+Memory: that of the planner, 16 bytes per conversation (`engine.packing.planner`); rows and documents are written batch by batch.
 """
 
 from contextlib import ExitStack
@@ -31,6 +31,7 @@ from snaketune.engine.packing.shards import (
     WEIGHTED_VERSION,
     documents_schema,
 )
+from snaketune.errors import SnaketuneError
 from snaketune.files import write_json
 from snaketune.packing.document_writer import ROWS_PER_BATCH, DocumentWriter
 from snaketune.stages.cache.work_folders import WorkFolder
@@ -40,6 +41,8 @@ from snaketune.tables import BatchWriter, read_table
 from snaketune.tokenization.token_store import TokenParts
 
 FACTS = "facts.json"
+# Sequences and documents have numbers of 32 bits.
+MOST_SEQUENCES = 2**31
 
 
 def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact], corpus: Artifact | None = None) -> Outcome:
@@ -49,7 +52,8 @@ def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact], corpu
         corpus: the corpus, if its rows are ordered by a column.
 
     Raises:
-        SnaketuneError: a sequence longer than a row, and `overflow` is `raise`; a split of which no row can be packed.
+        SnaketuneError: a sequence longer than a row, and `overflow` is `raise`; a split of which no row can be packed, or
+            with too many sequences.
     """
     parts, settings = TokenParts(tokens), PackingSettings(**spec.model_dump())
     raw = spec.strategy == "none"
@@ -67,6 +71,10 @@ def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact], corpu
                 read["rows"] += len(table)
                 read["tokens"] += pc.sum(table["length"]).as_py()
             print(f"planning {split}: {read['rows']} sequences", flush=True)
+            if read["rows"] >= MOST_SEQUENCES:
+                raise SnaketuneError(
+                    f"{split} has {read['rows']} sequences, and a plan numbers at most {MOST_SEQUENCES}; divide the corpus into several"
+                )
             keys = _order_keys(spec, split, parts, corpus)
             rows, counts[split], metadata[split] = plan_split(settings, parts, split, read, keys)
             trees = trees or rows.units.has_prefixes
