@@ -7,7 +7,7 @@ Payload, per split: `<split>-rows.arrow` (the length of each row, and its number
 that its completions end with); `documents.arrow`; and `facts.json`, which the manifest of the shards repeats. The payload
 depends only on the sequences and their order, not on the parts in which they were tokenized.
 
-Memory: that of the planner, 16 bytes per conversation (`engine.packing.planner`); rows and documents are written batch by batch.
+Memory: that of the planner, 16 bytes per conversation (`engine.packing.planner`); all else is written batch by batch.
 """
 
 from contextlib import ExitStack
@@ -73,7 +73,7 @@ def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact], corpu
             print(f"planning {split}: {read['rows']} sequences", flush=True)
             if read["rows"] >= MOST_SEQUENCES:
                 raise SnaketuneError(
-                    f"{split} has {read['rows']} sequences, and a plan numbers at most {MOST_SEQUENCES}; divide the corpus into several"
+                    f"{split} has {read['rows']} sequences, and a plan holds fewer than {MOST_SEQUENCES}: divide the corpus"
                 )
             keys = _order_keys(spec, split, parts, corpus)
             rows, counts[split], metadata[split] = plan_split(settings, parts, split, read, keys)

@@ -1,7 +1,7 @@
 """The planner: which tokens of which sequence go into which row; from lengths, and for prompts with several pairs from ids too.
 
-Memory: 12 bytes per conversation and some 20 per row, 16 per conversation in all where rows hold five or more, plus some 200 MB;
-for rows of 2**16 tokens or more, 20 and 30. Conversations that are cut, or are trees, take 40 bytes per segment on top.
+Memory: 12 bytes per conversation and some 20 per row, 16 per conversation in all where rows hold five or more, and some 200 MB;
+20 and 30 for rows of 2**16 tokens or more. Conversations that are cut, or are trees, take 40 bytes per segment on top.
 
 These hold for best-fit-decreasing and shuffled rows of conversations. Rows in another order take 60 bytes per conversation,
 wrapped rows 350, raw ones 50; pairs 450 each, 650 if prompts have several.
