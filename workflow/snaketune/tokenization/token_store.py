@@ -174,7 +174,9 @@ class TokenParts:
         chunks = self.index(split, [name]).column(0).chunks
         values = [chunk.flatten().to_numpy() for chunk in chunks] or [np.zeros(0, np.int32)]
         lengths = [np.zeros(0, np.int64), *(np.diff(chunk.offsets.to_numpy()) for chunk in chunks)]
-        return np.concatenate(values), offsets_of(np.concatenate(lengths))
+        lists = np.concatenate(values), offsets_of(np.concatenate(lengths))
+        self.release()
+        return lists
 
     def views(self, split: str) -> IdViews:
         columns = [batch.column(0) for file in self._open(f"{split}-ids.arrow") for batch in _batches(_reader(file))]

@@ -4,7 +4,7 @@ Memory: 12 bytes per conversation and some 20 per row, 16 per conversation in al
 20 and 30 for rows of 2**16 tokens or more. Conversations that are cut, or are trees, take 40 bytes per segment on top.
 
 These hold for best-fit-decreasing and shuffled rows of conversations. Rows in another order take 60 bytes per conversation,
-wrapped rows 350, raw ones 50; pairs 450 each, 650 if prompts have several.
+wrapped rows 310, raw ones 50; pairs 450 each, 650 if prompts have several.
 """
 
 from collections import deque
@@ -95,6 +95,7 @@ def _rows_in_order(
     if keys is not None:
         order = order[np.argsort(keys[fitted.sequence_of(order)], kind="stable")]
     segments = fitted.take(order).segments
+    del order
     if runs is None:
         return Units(segments=segments, offsets=np.arange(len(segments) + 1))
     segments, offsets = wrap(segments, runs, longest, drops)
