@@ -24,7 +24,8 @@ def cut(sequences: list[dict], overflow: str, length: int, **others) -> tuple[Pl
     spec = PlanSpec(kind="sft", lengths=(length,), overflow=overflow, **{"strategy": "best-fit-decreasing"} | others)
     drops = DropCounts()
     table = pa.Table.from_batches([index(sequences[:1]), index(sequences[1:])])
-    return fit_conversations(spec, length, table, drops), drops
+    units = fit_conversations(spec, length, [table.slice(0, 1), table.slice(1)], drops)
+    return units.take(np.flatnonzero(units.tokens)).segments, drops
 
 
 def ranges(segments: PlannedSegments) -> list[tuple[int, int, int]]:

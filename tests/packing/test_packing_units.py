@@ -1,12 +1,15 @@
 """Units are packed into rows with their segments renumbered; and wrapped rows are full."""
 
+from itertools import pairwise
+
 import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snaketune.engine.packing.best_fit import PackingPlan, Units, pack_units
+from snaketune.engine.packing.best_fit import PackingPlan
 from snaketune.engine.packing.conversation_overflow import wrap
+from snaketune.engine.packing.packed_units import Units, pack_units
 from snaketune.engine.packing.planned_segments import COLUMNS, PlannedSegments
 from snaketune.engine.packing.truncation import DropCounts
 from tests.packing.made_index import index, runs_of, supervised_tokens
@@ -64,10 +67,9 @@ def test_wrapped_rows_are_full_and_lose_nothing_but_labels_at_cuts(lengths, row_
     sequences = [{"length": n, "supervised_runs": [1, n] if n > 1 else []} for n in lengths]
     drops = DropCounts()
     runs = runs_of(pa.Table.from_batches([index(sequences)]))
-    rows = wrap(whole(sequences), runs, row_length, drops)
-    segments = rows.segments
+    segments, offsets = wrap(whole(sequences), runs, row_length, drops)
     assert segments.tokens.sum() == sum(lengths)
-    per_row = [int(segments.tokens[a:b].sum()) for a, b in zip(rows.offsets, rows.offsets[1:])]
+    per_row = [int(segments.tokens[a:b].sum()) for a, b in pairwise(offsets)]
     assert per_row[:-1] == [row_length] * (len(per_row) - 1)
     assert len(segments) >= len(lengths)
     for start, stop, supervised in zip(segments.start, segments.stop, segments.supervised, strict=True):

@@ -1,15 +1,14 @@
 """The warning about tokens lost to the row length advises the shortest length that is enough."""
 
 import json
-from functools import partial
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
 from snaketune.config.packing import Packing
-from snaketune.engine.packing import planner
-from snaketune.engine.packing.pair_overflow import whole_pairs
+from snaketune.engine.packing.conversation_overflow import fit_conversations
+from snaketune.engine.packing.pair_overflow import fit_pairs, whole_pairs
 from snaketune.engine.packing.truncation import STEP, DropCounts, lost_to_length, warning
 from snaketune.stages.specs import PlanSpec
 from tests.packing.made_index import index, runs_of
@@ -26,11 +25,15 @@ def lost(sequences: list[dict], overflow: str, length: int, kind: str = "sft"):
     spec = PlanSpec(kind=kind, lengths=(length,), overflow=overflow, strategy="best-fit-decreasing")
     table = pa.Table.from_batches([index(sequences[:3]), index(sequences[3:])])
     drops, read = DropCounts(), {"rows": len(sequences), "tokens": sum(row["length"] for row in sequences)}
-    runs = whole = None
-    if kind == "preference":
-        runs = runs_of(table)
-        whole = whole_pairs(kind, table, SimpleNamespace(runs=runs))
-    fit = partial(planner.fit, spec, table, runs, whole)
+    runs = runs_of(table)
+    whole = whole_pairs(kind, table, SimpleNamespace(runs=runs)) if kind == "preference" else None
+
+    def fit(length: int, drops: DropCounts) -> None:
+        if whole is None:
+            fit_conversations(spec, length, [table], drops)
+        else:
+            fit_pairs(spec, length, table, whole, runs, drops)
+
     fit(length, drops)
 
     def share_lost(length: int) -> float:
@@ -38,7 +41,7 @@ def lost(sequences: list[dict], overflow: str, length: int, kind: str = "sft"):
         fit(length, drops)
         return (drops.dropped_tokens.total() + drops.truncated_tokens) / read["tokens"]
 
-    return lost_to_length(spec, length, table, drops, read, fit), read, share_lost
+    return lost_to_length(spec, length, [table], drops, read, fit), read, share_lost
 
 
 @pytest.mark.parametrize("overflow", ["drop", "truncate"])

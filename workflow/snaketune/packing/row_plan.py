@@ -7,10 +7,10 @@ Payload, per split: `<split>-rows.arrow` (the length of each row, and its number
 that its completions end with); `documents.arrow`; and `facts.json`, which the manifest of the shards repeats. The payload
 depends only on the sequences and their order, not on the parts in which they were tokenized.
 
-Memory per sequence: some 120 bytes, 200 if rows are wrapped; per pair 450, 650 if prompts have several pairs.
+Memory: that of the planner, 16 bytes per conversation (`engine.packing.planner`); all else is written batch by batch.
 """
 
-from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,11 @@ import pyarrow.compute as pc
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.corpus.rows import ORDER_COLUMN
-from snaketune.engine.packing.best_fit import (
-    PackedUnits,
-)
+from snaketune.engine.packing.packed_units import SplitPlan
 from snaketune.engine.packing.planned_segments import COLUMNS
 from snaketune.engine.packing.planner import plan_split
 from snaketune.engine.packing.settings import PackingSettings
 from snaketune.engine.packing.shards import (
-    COPIED,
     FORMAT_VERSIONS,
     RAW_FORMAT_VERSION,
     SPLITS,
@@ -34,15 +31,18 @@ from snaketune.engine.packing.shards import (
     WEIGHTED_VERSION,
     documents_schema,
 )
+from snaketune.errors import SnaketuneError
 from snaketune.files import write_json
+from snaketune.packing.document_writer import ROWS_PER_BATCH, DocumentWriter
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import PlanSpec
-from snaketune.tables import read_table, write_table
+from snaketune.tables import BatchWriter, read_table
 from snaketune.tokenization.token_store import TokenParts
 
-ROWS_PER_BATCH = 2**16
 FACTS = "facts.json"
+# Sequences and documents have numbers of 32 bits.
+MOST_SEQUENCES = 2**31
 
 
 def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact], corpus: Artifact | None = None) -> Outcome:
@@ -52,28 +52,38 @@ def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact], corpu
         corpus: the corpus, if its rows are ordered by a column.
 
     Raises:
-        SnaketuneError: a sequence longer than a row, and `overflow` is `raise`; a split of which no row can be packed.
+        SnaketuneError: a sequence longer than a row, and `overflow` is `raise`; a split of which no row can be packed, or
+            with too many sequences.
     """
     parts, settings = TokenParts(tokens), PackingSettings(**spec.model_dump())
     raw = spec.strategy == "none"
     counts: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
     trees, rated = False, any(parts.rated(split) for split in SPLITS)
+    schema = documents_schema(spec.kind, rated)
     with (
         pa.OSFile(str(work.payload / "documents.arrow"), "wb") as file,
-        pa.ipc.new_file(file, documents_schema(spec.kind, rated)) as documents,
+        pa.ipc.new_file(file, schema) as documents,
     ):
         for split in SPLITS:
-            lengths = parts.index(split, ["length"])["length"]
-            read = {"rows": len(lengths), "tokens": pc.sum(lengths).as_py() or 0}
+            read = {"rows": 0, "tokens": 0}
+            for table in parts.tables(split, ["length"]):
+                read["rows"] += len(table)
+                read["tokens"] += pc.sum(table["length"]).as_py()
             print(f"planning {split}: {read['rows']} sequences", flush=True)
-            keys = _order_keys(spec, split, parts.index(split), corpus)
+            if read["rows"] >= MOST_SEQUENCES:
+                raise SnaketuneError(
+                    f"{split} has {read['rows']} sequences, and a plan holds fewer than {MOST_SEQUENCES}: divide the corpus"
+                )
+            keys = _order_keys(spec, split, parts, corpus)
             rows, counts[split], metadata[split] = plan_split(settings, parts, split, read, keys)
-            trees = trees or bool(rows.segments.prefix.any())
-            _write(work, split, rows)
-            if not raw:
-                for batch in _documents(documents_schema(spec.kind, rated), split, rows, parts):
-                    documents.write_batch(batch)
+            trees = trees or rows.units.has_prefixes
+            most = max(read["rows"], rows.units.documents)
+            of_rows = None if raw else DocumentWriter(work.state / split, documents, schema, split, parts, most)
+            _write(work, split, rows, of_rows)
+            del rows
+            if of_rows is not None:
+                of_rows.finish()
     version = TREE_VERSION if trees else FORMAT_VERSIONS[spec.kind][0]
     if spec.kind == "sft" and any(parts.weighted(split) for split in SPLITS):
         version = WEIGHTED_VERSION
@@ -90,53 +100,35 @@ def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact], corpu
     return Outcome(counts=counts, about=facts)
 
 
-def _order_keys(spec: PlanSpec, split: str, index: pa.Table, corpus: Artifact | None) -> np.ndarray | None:
+def _order_keys(spec: PlanSpec, split: str, parts: TokenParts, corpus: Artifact | None) -> np.ndarray | None:
     """The numbers by which the train sequences are ordered, int or float[n]; None if their order doesn't count."""
     if spec.order == "shuffled" or split != "train":
         return None
-    if spec.order == "length":
-        return index["length"].to_numpy()
-    if spec.order == "corpus":
-        return np.arange(len(index))
-    return read_table(corpus.file(f"{split}-{ORDER_COLUMN}.arrow"))[ORDER_COLUMN].to_numpy()
+    if spec.order == "column":
+        return read_table(corpus.file(f"{split}-{ORDER_COLUMN}.arrow"))[ORDER_COLUMN].to_numpy()
+    lengths = [np.zeros(0, np.int32), *(table["length"].to_numpy() for table in parts.tables(split, ["length"]))]
+    keys = np.concatenate(lengths)
+    return keys if spec.order == "length" else np.arange(len(keys), dtype=np.int32)
 
 
-def _write(work: WorkFolder, split: str, rows: PackedUnits) -> None:
-    pairs = np.zeros(rows.rows, np.int32) if rows.pair_offsets is None else np.diff(rows.pair_offsets)
-    tables = {
-        "rows": {"length": rows.capacities, "pieces": np.diff(rows.offsets), "pairs": pairs},
-        "pieces": {name: getattr(rows.segments, name) for name in COLUMNS},
-    }
-    if rows.pairs is not None:
-        tables["pairs"] = dict(zip(("sequence", "chosen", "rejected"), rows.pairs.T))
-    for name, columns in tables.items():
-        table = pa.table({column: pa.array(values, pa.int32()) for column, values in columns.items()})
-        write_table(work.payload / f"{split}-{name}.arrow", table, ROWS_PER_BATCH)
-
-
-def _documents(schema: pa.Schema, split: str, rows: PackedUnits, parts: TokenParts) -> Iterator[pa.RecordBatch]:
-    """Yield record batches of `documents.arrow`, in the order of the rows."""
-    index = parts.index(split)
-    # A split without rows has no margins.
-    copied = [name for name in schema.names if name in COPIED and name in index.column_names]
-    from_index = {name: index[name].combine_chunks() for name in copied}
-    tokens, supervised = rows.segments.tokens, rows.segments.supervised
-    if rows.pairs is not None:
-        sequence, offsets = rows.pairs[:, 0], rows.pair_offsets
-        tokens, supervised = rows.by_pair(tokens), rows.by_pair(supervised)
-    else:
-        sequence, offsets = rows.segments.sequence[rows.roots], np.searchsorted(rows.roots, rows.offsets)
-        if len(sequence):
-            tokens, supervised = (np.add.reduceat(values, rows.roots) for values in (tokens, supervised))
-    row_of = np.repeat(np.arange(rows.rows, dtype=np.int32), np.diff(offsets))
-    for start in range(0, len(sequence), ROWS_PER_BATCH):
-        batch = slice(start, start + ROWS_PER_BATCH)
-        of = pa.array(sequence[batch])
-        columns = {
-            "split": pa.repeat(split, len(of)),
-            "row": row_of[batch],
-            "tokens": tokens[batch],
-            "supervised": supervised[batch],
-            **{name: column.take(of) for name, column in from_index.items()},
-        }
-        yield pa.record_batch([pa.array(columns[name]) for name in schema.names], schema=schema)
+def _write(work: WorkFolder, split: str, rows: SplitPlan, documents: DocumentWriter | None) -> None:
+    """Write the rows, segments and pairs of a split, and its documents if there are any, a batch of rows at a time."""
+    names = {"rows": ("length", "pieces", "pairs"), "pieces": COLUMNS}
+    if rows.units.pairs is not None:
+        names["pairs"] = ("sequence", "chosen", "rejected")
+    with ExitStack() as stack:
+        tables = {}
+        for name, columns in names.items():
+            schema = pa.schema([(column, pa.int32()) for column in columns])
+            file = stack.enter_context(pa.OSFile(str(work.payload / f"{split}-{name}.arrow"), "wb"))
+            tables[name] = BatchWriter(stack.enter_context(pa.ipc.new_file(file, schema)), schema, ROWS_PER_BATCH)
+        for first, packed in rows.batches():
+            pairs = np.zeros(packed.rows, np.int32) if packed.pair_offsets is None else np.diff(packed.pair_offsets)
+            tables["rows"].add([packed.capacities, np.diff(packed.offsets), pairs])
+            tables["pieces"].add([getattr(packed.segments, name) for name in COLUMNS])
+            if packed.pairs is not None:
+                tables["pairs"].add(packed.pairs.T)
+            if documents is not None:
+                documents.add(first, packed)
+        for table in tables.values():
+            table.finish()

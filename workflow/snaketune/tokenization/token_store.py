@@ -12,6 +12,7 @@ The concatenated parts are the corpus, so sequences are numbered through all par
 """
 
 import mmap
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from snaketune.tokenization.token_rows import TokenRows
 
 SPLITS = ("train", "held_out")
 ROWS_PER_BATCH = 4096
+# Batches of the index that are read at once.
+BATCHES_PER_TABLE = 16
 # supervised_runs: the tokens where loss is taken, as start, end, start, end, ...; never the first, which nothing predicts.
 # turn_ends: the ends of a conversation's turns, in tokens, ascending; empty for pairs.
 # branches: of a conversation that is a tree, start, prefix, parent of each branch (see `encode_rows`); else empty.
@@ -116,34 +119,67 @@ class TokenParts:
 
     def index(self, split: str, columns: list[str] | None = None) -> pa.Table:
         """The memory-mapped index of a split, with all columns of INDEX or the given ones."""
-        batches = [batch for file in self._open(f"{split}-index.arrow") for batch in _batches(file)]
-        schemas = [index_schema(weighted, rated) for weighted in (False, True) for rated in (False, True)]
-        if other := next((batch.schema.names for batch in batches if batch.schema not in schemas), None):
-            manifest = self._parts[0].manifest_path
-            raise SnaketuneError(
-                f"{manifest}: tokens of another version, with the columns {', '.join(other)}, expected "
-                f"{', '.join(INDEX.names)}; rebuild them with: {rebuild_command(manifest)}"
-            )
+        batches = [batch for reader in self._indexes(split, columns) for batch in _batches(reader)]
         table = pa.Table.from_batches(batches, batches[0].schema if batches else INDEX)
         return table if columns is None else table.select(columns)
 
+    def tables(self, split: str, columns: list[str]) -> Iterator[pa.Table]:
+        """Yield the index in order, some ten thousand sequences at a time; pages that were read are released."""
+        for reader in self._indexes(split, columns):
+            for first in range(0, reader.num_record_batches, BATCHES_PER_TABLE):
+                last = min(first + BATCHES_PER_TABLE, reader.num_record_batches)
+                yield pa.Table.from_batches([reader.get_batch(number) for number in range(first, last)])
+                self.release()
+
+    def ranges(self, split: str, columns: list[str], sequences: int) -> Iterator[pa.Table]:
+        """Yield copies of the index in order, of so many sequences each; the last has the rest."""
+        found, rows = [], 0
+        for table in self.tables(split, columns):
+            found.append(table.combine_chunks())
+            rows += len(table)
+            while rows >= sequences:
+                yield pa.concat_tables(found).slice(0, sequences).combine_chunks()
+                rows -= sequences
+                # What is left is the end of the last table.
+                found = [found[-1].slice(len(found[-1]) - rows)]
+        if rows:
+            yield pa.concat_tables(found).combine_chunks()
+
     def weighted(self, split: str) -> bool:
         """Whether the supervised runs of a split have weights."""
-        return RUN_WEIGHTS.name in self.index(split).column_names
+        return self._has(split, RUN_WEIGHTS)
 
     def rated(self, split: str) -> bool:
         """Whether the pairs of a split have ratings."""
-        return MARGIN.name in self.index(split).column_names
+        return self._has(split, MARGIN)
+
+    def _has(self, split: str, field: pa.Field) -> bool:
+        return any(reader.num_record_batches and field in reader.schema for reader in self._indexes(split))
+
+    def _indexes(self, split: str, columns: list[str] | None = None) -> Iterator[pa.RecordBatchFileReader]:
+        """Yield the readers of a split's index by part, of all columns or of the given ones."""
+        schemas = [index_schema(weighted, rated) for weighted in (False, True) for rated in (False, True)]
+        for file in self._open(f"{split}-index.arrow"):
+            reader = _reader(file)
+            if reader.num_record_batches and reader.schema not in schemas:
+                manifest = self._parts[0].manifest_path
+                raise SnaketuneError(
+                    f"{manifest}: tokens of another version, with the columns {', '.join(reader.schema.names)}, expected "
+                    f"{', '.join(INDEX.names)}; rebuild them with: {rebuild_command(manifest)}"
+                )
+            yield reader if columns is None else _reader(file, [reader.schema.names.index(name) for name in columns])
 
     def lists(self, split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
         """A column of lists as int32 or float32 values, concatenated, and int64[n + 1] offsets."""
         chunks = self.index(split, [name]).column(0).chunks
         values = [chunk.flatten().to_numpy() for chunk in chunks] or [np.zeros(0, np.int32)]
         lengths = [np.zeros(0, np.int64), *(np.diff(chunk.offsets.to_numpy()) for chunk in chunks)]
-        return np.concatenate(values), offsets_of(np.concatenate(lengths))
+        lists = np.concatenate(values), offsets_of(np.concatenate(lengths))
+        self.release()
+        return lists
 
     def views(self, split: str) -> IdViews:
-        columns = [batch.column(0) for file in self._open(f"{split}-ids.arrow") for batch in _batches(file)]
+        columns = [batch.column(0) for file in self._open(f"{split}-ids.arrow") for batch in _batches(_reader(file))]
         offsets = [column.offsets.to_numpy() for column in columns]
         first = offsets_of(np.array([len(column) for column in columns], np.int64))
         return IdViews([column.values.to_numpy() for column in columns], offsets, first)
@@ -161,9 +197,13 @@ class TokenParts:
         return [self._maps[number, name] for number in range(len(self._parts))]
 
 
-def _batches(file: mmap.mmap) -> list[pa.RecordBatch]:
+def _batches(reader: pa.RecordBatchFileReader) -> list[pa.RecordBatch]:
+    return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+
+
+def _reader(file: mmap.mmap, fields: list[int] | None = None) -> pa.RecordBatchFileReader:
     try:
-        reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(file)))
-        return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        options = pa.ipc.IpcReadOptions(included_fields=fields)
+        return pa.ipc.open_file(pa.BufferReader(pa.py_buffer(file)), options=options)
     except pa.ArrowInvalid as error:
         raise SnaketuneError(f"a token file can't be read: {error}") from None

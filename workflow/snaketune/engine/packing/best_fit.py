@@ -1,24 +1,26 @@
-"""Packing of units into rows, best fit decreasing. A unit is packed as one: a segment, or the tree of a prompt's completions.
+"""Packing of sequences into rows, best fit decreasing.
 
 Best-fit-decreasing takes the sequences from long to short and puts each into the row that it fills best; a new row has the
 shortest capacity that holds the sequence. Sequences of one length are interchangeable, and so are rows with equal free space,
-so over a histogram of lengths whole groups are packed per step: some ten million sequences per second on one core, and 40 bytes
-of memory per sequence.
+so over a histogram of lengths whole groups are packed per step: some ten million sequences per second on one core. Which of
+them go where is then found block by block. Memory: 8 bytes per sequence besides its length and supervised tokens, and some 20
+per row; if rows are of 2**16 tokens or more, 12 and 30.
 
 The same freedom balances the supervised tokens: among rows with equal free space, the row with the fewest supervised tokens so
 far gets the sequence with the most. This never costs a row.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from snaketune.engine.packing.planned_segments import PlannedSegments
-from snaketune.engine.packing.ragged import gather, offsets_of
+from snaketune.engine.packing.ragged import offsets_of
 
 # Rows of sequences that are packed together if their order counts: more rows are fuller, fewer are closer to the order.
 ROWS_PER_GROUP = 64
+# Sequences that are sorted at once.
+BLOCK = 2**18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,88 +43,27 @@ class PackingPlan:
     def row(self, r: int) -> np.ndarray:
         return self.order[self.offsets[r] : self.offsets[r + 1]]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Units:
-    """U runs of segments, each of which goes into one row; segments are numbered within their unit.
-
-    Attributes:
-        segments, offsets: all segments, unit after unit, and int64[U + 1].
-        pairs, pair_offsets: of preferences, int32[P, 3], unit after unit, and int64[U + 1]: the sequence whose id and source
-            are the pair's, and the last segments of its chosen and of its rejected completion.
-    """
-
-    segments: PlannedSegments
-    offsets: np.ndarray
-    pairs: np.ndarray | None = None
-    pair_offsets: np.ndarray | None = None
-
-    @property
-    def tokens(self) -> np.ndarray:
-        return self._sums(self.segments.tokens)
-
-    @property
-    def supervised(self) -> np.ndarray:
-        return self._sums(self.segments.supervised)
-
-    def _sums(self, values: np.ndarray) -> np.ndarray:
-        """int32[U], the sums over the segments of each unit."""
-        if len(self.offsets) == len(values) + 1:
-            return values
-        return np.add.reduceat(values, self.offsets[:-1]).astype(np.int32)
-
-    def take(self, order: np.ndarray) -> "Units":
-        """The units numbered in `order`, in this order."""
-        if len(self.offsets) == len(self.segments) + 1 and self.pairs is None:
-            return replace(self, segments=self.segments.take(order), offsets=np.arange(len(order) + 1))
-        at, offsets = gather(self.offsets[order], np.diff(self.offsets)[order])
-        units = replace(self, segments=self.segments.take(at), offsets=offsets)
-        if self.pairs is None:
-            return units
-        at, offsets = gather(self.pair_offsets[order], np.diff(self.pair_offsets)[order])
-        return replace(units, pairs=self.pairs[at], pair_offsets=offsets)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PackedUnits(Units):
-    """The contents of R rows: units whose segments are numbered within their row, of `capacities` (int32[R]) tokens."""
-
-    capacities: np.ndarray
-
-    @property
-    def rows(self) -> int:
-        return len(self.capacities)
-
-    @property
-    def roots(self) -> np.ndarray:
-        """int64: the segments without a prefix; every conversation has one, at its beginning."""
-        return np.flatnonzero(self.segments.prefix == 0)
-
-    @property
-    def documents(self) -> int:
-        """The number of conversations (or their parts) or pairs."""
-        return len(self.roots if self.pairs is None else self.pairs)
-
-    def by_pair(self, of_segments: np.ndarray) -> np.ndarray:
-        """int32[P], the sums of int32[K] values of segments; a segment counts for the first pair that ends with it."""
-        rows = np.repeat(self.offsets[:-1], np.diff(self.pair_offsets))
-        _, first = np.unique(self.pairs[:, 1:] + rows[:, None], return_index=True)
-        return np.bincount(first // 2, of_segments, minlength=len(self.pairs)).astype(np.int32)
+    def part(self, first: int, last: int) -> "PackingPlan":
+        """Rows `first` to `last` (excluded)."""
+        offsets = self.offsets[first : last + 1]
+        order = self.order[offsets[0] : offsets[-1]]
+        return PackingPlan(order=order, offsets=offsets - offsets[0], capacities=self.capacities[first:last])
 
 
 def plan_best_fit_decreasing(
-    lengths: np.ndarray, capacities: Sequence[int], supervised: np.ndarray | None = None
+    lengths: np.ndarray, capacities: Sequence[int], supervised: np.ndarray | None = None, block: int = BLOCK
 ) -> PackingPlan:
-    """Pack sequences into rows; sequences that are equal in length and supervision stay in order.
+    """Pack sequences into rows; those equal in length and supervision stay in order, and those of 0 tokens are left out.
 
     For one capacity Johnson's bound for best-fit-decreasing holds: at most 11/9 of the optimal number of rows, plus one.
 
     Args:
-        lengths: int[N], tokens of each sequence, each in 1..capacities[-1].
+        lengths: int[N], tokens of each sequence, each in 0..capacities[-1].
         capacities: the configured row lengths, ascending.
         supervised: int[N], supervised tokens of each sequence, to be balanced over the rows.
+        block: how many sequences are sorted at once; the result doesn't depend on it.
     Raises:
-        ValueError: a length outside 1..capacities[-1].
+        ValueError: a length outside 0..capacities[-1].
 
     >>> plan = plan_best_fit_decreasing(np.array([3, 6, 5, 4, 2]), capacities=[10])
     >>> [plan.row(r).tolist() for r in range(plan.rows)]
@@ -135,15 +76,28 @@ def plan_best_fit_decreasing(
     [([0, 4], 5), ([2], 10), ([1, 3], 10)]
     """
     lengths, capacity = np.asarray(lengths), capacities[-1]
-    if len(lengths) and not (lengths.min() >= 1 and lengths.max() <= capacity):
-        raise ValueError(f"lengths must lie in 1..{capacity}, found {lengths.min()}..{lengths.max()}")
-    by_length = _longest_first(lengths, supervised, capacity)
-    supervised = np.zeros(len(lengths), np.int32) if supervised is None else np.asarray(supervised, np.int32)[by_length]
-    rows = _Rows(capacities, supervised)
-    counts = np.bincount(lengths, minlength=capacity + 1)
-    for length in np.flatnonzero(counts)[::-1].tolist():
-        rows.pack(length, int(counts[length]))
-    return rows.plan(by_length)
+    if len(lengths) and not (lengths.min() >= 0 and lengths.max() <= capacity):
+        raise ValueError(f"lengths must lie in 0..{capacity}, found {lengths.min()}..{lengths.max()}")
+    counts = sum(
+        (np.bincount(lengths[some], minlength=capacity + 1) for some in _blocks(len(lengths), block)),
+        np.zeros(capacity + 1, np.int64),
+    )
+    packed = len(lengths) - int(counts[0])
+    by_rank = np.zeros(len(lengths), small_int(capacity))
+    if supervised is not None:
+        for numbers, ranks in _longest_first(lengths, supervised, capacity, block):
+            by_rank[ranks] = supervised[numbers]
+    rows = _Rows(capacities, by_rank[:packed])
+    for length in np.flatnonzero(counts[1:])[::-1].tolist():
+        rows.pack(length + 1, int(counts[length + 1]))
+    del by_rank
+    places, offsets, capacities_R = rows.places()
+    del rows
+    order = np.empty(packed, np.int32)
+    for numbers, ranks in _longest_first(lengths, supervised, capacity, block):
+        end = np.searchsorted(ranks, packed)
+        order[places[ranks[:end]]] = numbers[:end]
+    return PackingPlan(order=order, offsets=offsets, capacities=capacities_R)
 
 
 def plan_in_order(
@@ -157,6 +111,7 @@ def plan_in_order(
     [[2, 3], [0], [1]]
     """
     ascending = np.argsort(keys, kind="stable")
+    ascending = ascending[lengths[ascending] > 0]
     begins = np.cumsum(lengths[ascending], dtype=np.int64) - lengths[ascending]
     groups = np.split(ascending, np.flatnonzero(np.diff(begins // (rows * capacity))) + 1)
     plans = [plan_best_fit_decreasing(lengths[group], [capacity], supervised[group]) for group in groups]
@@ -176,31 +131,63 @@ def lower_bound_rows(lengths: np.ndarray, capacity: int) -> int:
     return int(max(-(-int(np.sum(lengths)) // capacity), np.count_nonzero(np.asarray(lengths) > capacity / 2)))
 
 
-def _longest_first(lengths: np.ndarray, supervised: np.ndarray | None, capacity: int) -> np.ndarray:
-    """int32[N], the sequences from long to short, among equal lengths roughly by supervised tokens (descending).
+def small_int(row_length: int) -> type[np.uint16] | type[np.int32]:
+    """The type of a number of tokens in a row."""
+    return np.uint16 if row_length < 2**16 else np.int32
 
-    One stable sort of 16-bit keys, which is a radix sort; the bits that the length doesn't need hold the supervised share.
+
+def _blocks(sequences: int, block: int = BLOCK) -> Iterator[slice]:
+    return (slice(start, start + block) for start in range(0, sequences, block))
+
+
+def _longest_first(
+    lengths: np.ndarray, supervised: np.ndarray | None, capacity: int, block: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the numbers of the sequences of each block, and their ranks among all sequences (int64, ascending), from long to
+    short and among equal lengths roughly by supervised tokens (descending).
+
+    A stable sort of 16-bit keys, which is a radix sort; the bits that the length doesn't need hold the supervised share.
     """
-    keys, spare = capacity - lengths, 16 - capacity.bit_length()
-    if spare >= 0:
-        keys = keys.astype(np.uint16)
-    if supervised is not None and spare > 0:
-        share = supervised.astype(np.float32) / lengths.astype(np.float32)
-        keys = (keys << spare) | ((1 - share) * (2**spare - 1)).astype(np.uint16)
-    return np.argsort(keys, kind="stable").astype(np.int32)
+    spare = 16 - capacity.bit_length()
+    shift = max(spare, 0) if supervised is not None else 0
+
+    def keys_of(some: slice) -> np.ndarray:
+        keys = capacity - lengths[some]
+        if spare >= 0:
+            keys = keys.astype(np.uint16)
+        if shift:
+            share = supervised[some].astype(np.float32) / np.maximum(lengths[some], 1).astype(np.float32)
+            keys = (keys << shift) | ((1 - share) * (2**shift - 1)).astype(np.uint16)
+        return keys
+
+    if len(lengths) <= block:
+        yield np.argsort(keys_of(slice(None)), kind="stable"), np.arange(len(lengths))
+        return
+    size = (capacity + 1) << shift
+    # The rank of the next sequence with each key.
+    next_rank = np.zeros(size, np.int64)
+    for some in _blocks(len(lengths), block):
+        next_rank += np.bincount(keys_of(some), minlength=size)
+    next_rank = np.cumsum(next_rank) - next_rank
+    for some in _blocks(len(lengths), block):
+        keys = keys_of(some)
+        counts, order = np.bincount(keys, minlength=size), np.argsort(keys, kind="stable")
+        before = np.cumsum(counts) - counts
+        yield order + some.start, (next_rank - before)[keys[order]] + np.arange(len(order))
+        next_rank += counts
 
 
 class _Rows:
     """Rows while they fill. Sequences are numbered by their index in the order from long to short."""
 
     def __init__(self, capacities: Sequence[int], supervised: np.ndarray):
+        """Args: supervised: `small_int` of each sequence."""
         self.capacities, self.supervised = capacities, supervised
         # Per sequence: its row, and its index within that row.
-        self.row_of, self.slot_of = np.empty((2, len(supervised)), np.int32)
+        self.row_of, self.slot_of = np.empty(len(supervised), np.int32), np.empty_like(supervised)
         self.packed = self.rows = 0
-        # Per row: its capacity, sequences and supervised tokens so far. The arrays grow by doubling.
-        self.capacity, self.count = np.zeros((2, 1024), np.int32)
-        self.supervised_in = np.zeros(1024, np.int64)
+        # Per row: its capacity, sequences and supervised tokens so far.
+        self.capacity, self.count, self.supervised_in = np.zeros((3, 1024), supervised.dtype)
         # Groups of rows by their free space; bit f of `open` is set if there are rows with f free tokens.
         self.by_space: dict[int, list[np.ndarray]] = {}
         self.open = 0
@@ -218,15 +205,19 @@ class _Rows:
             self._reopen(space, group[full + bool(rest) :])
             count -= full * each + rest
 
-    def plan(self, by_length: np.ndarray) -> PackingPlan:
+    def places(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The index of each sequence among those of all rows, int32; and the offsets and capacities of a `PackingPlan`. Nothing
+        can be packed afterwards.
+        """
+        del self.supervised, self.supervised_in, self.by_space
         capacity = self.capacity[: self.rows]
-        by_capacity = np.argsort(capacity, kind="stable")
-        offsets = np.concatenate([[0], np.cumsum(self.count[: self.rows][by_capacity], dtype=np.int64)])
-        start_of = np.empty(self.rows, np.int64)
+        by_capacity = np.argsort(capacity, kind="stable") if len(self.capacities) > 1 else slice(self.rows)
+        offsets = offsets_of(self.count[by_capacity])
+        start_of = np.empty(self.rows, np.int32)
         start_of[by_capacity] = offsets[:-1]
-        order = np.empty(len(by_length), np.int32)
-        order[start_of[self.row_of] + self.slot_of] = by_length
-        return PackingPlan(order=order, offsets=offsets, capacities=capacity[by_capacity])
+        for some in _blocks(len(self.row_of)):
+            self.row_of[some] = start_of[self.row_of[some]] + self.slot_of[some]
+        return self.row_of, offsets, capacity[by_capacity].astype(np.int32)
 
     def _tightest(self, length: int, count: int) -> tuple[int, np.ndarray]:
         """The least sufficient free space, and the rows that have it by supervised tokens (ascending), or new rows."""
@@ -240,17 +231,15 @@ class _Rows:
         if not self.by_space[space]:
             del self.by_space[space]
             self.open &= ~(1 << space)
-        supervised_in = self.supervised_in[group]
-        if self.capacities[-1] < 2**16:
-            supervised_in = supervised_in.astype(np.uint16)
-        return space, group[np.argsort(supervised_in, kind="stable")]
+        return space, group[np.argsort(self.supervised_in[group], kind="stable")]
 
     def _new(self, rows: int, capacity: int) -> np.ndarray:
         group = np.arange(self.rows, self.rows + rows, dtype=np.int32)
         self.rows += rows
-        while self.rows > len(self.capacity):
+        if (more := self.rows - len(self.capacity)) > 0:
+            more = max(more, len(self.capacity) // 4)
             columns = self.capacity, self.count, self.supervised_in
-            self.capacity, self.count, self.supervised_in = (np.pad(column, (0, len(column))) for column in columns)
+            self.capacity, self.count, self.supervised_in = (np.pad(column, (0, more)) for column in columns)
         self.capacity[group] = capacity
         return group
 
@@ -261,33 +250,15 @@ class _Rows:
             column[packed : self.packed].reshape(each, len(group))
             for column in (self.row_of, self.slot_of, self.supervised)
         )
+        count, kind = self.count[group], self.count.dtype
         rows[::2], rows[1::2] = group, group[::-1]
-        slots[:] = np.arange(each, dtype=np.int32)[:, None]
-        slots += self.count[rows]
-        self.count[group] += each
-        self.supervised_in[group] += supervised[::2].sum(0) + supervised[1::2].sum(0)[::-1]
+        slots[::2], slots[1::2] = count, count[::-1]
+        slots += np.arange(each, dtype=kind)[:, None]
+        self.count[group] = count + kind.type(each)
+        self.supervised_in[group] += supervised[::2].sum(0, kind) + supervised[1::2].sum(0, kind)[::-1]
         self._reopen(space, group)
 
     def _reopen(self, space: int, group: np.ndarray) -> None:
         if space and len(group):
             self.by_space.setdefault(space, []).append(group)
             self.open |= 1 << space
-
-
-def pack_units(units: Units, plan: PackingPlan) -> PackedUnits:
-    """Put units into rows as planned, and number their segments within the rows."""
-    units = units.take(plan.order)
-    rows = PackedUnits(capacities=plan.capacities, segments=units.segments, offsets=units.offsets[plan.offsets])
-    # From numbers within the unit to numbers within the row.
-    shift = (units.offsets[:-1] - np.repeat(rows.offsets[:-1], np.diff(plan.offsets))).astype(np.int32)
-    segment = units.segments.prefix_segment + np.repeat(shift, np.diff(units.offsets))
-    rows = replace(rows, segments=replace(units.segments, prefix_segment=segment))
-    if units.pairs is None:
-        return rows
-    pairs = units.pairs.copy()
-    pairs[:, 1:] += np.repeat(shift, np.diff(units.pair_offsets))[:, None]
-    return replace(
-        rows,
-        pairs=pairs,
-        pair_offsets=units.pair_offsets[plan.offsets],
-    )

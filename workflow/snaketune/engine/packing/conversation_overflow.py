@@ -4,10 +4,16 @@ Each becomes one segment of a row, or several where it is split or a tree (`toke
 no prefix. Only trees and those longer than a row cost a loop in Python.
 """
 
+from array import array
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from operator import itemgetter
+
 import numpy as np
 import pyarrow as pa
 
-from snaketune.engine.packing.best_fit import PackedUnits
+from snaketune.engine.packing.best_fit import small_int
+from snaketune.engine.packing.packed_units import ConversationUnits
 from snaketune.engine.packing.planned_segments import COLUMNS, PlannedSegments, SupervisedRuns
 from snaketune.engine.packing.settings import PackingSettings
 from snaketune.engine.packing.truncation import DropCounts
@@ -17,14 +23,51 @@ from snaketune.errors import SnaketuneError
 Segment = tuple[int, ...]
 
 
-def fit_conversations(
-    settings: PackingSettings, row_length: int, index: pa.Table, drops: DropCounts
-) -> PlannedSegments:
-    """The segments of all conversations of a split, given its token index, and count in `drops` what isn't packed whole.
+def columns_of(settings: PackingSettings) -> list[str]:
+    """The columns of the token index that `fit_conversations` reads."""
+    # TRL would encode such text as control tokens.
+    more = ["control_text"] if settings.strategy == "none" else []
+    return ["id", "length", "supervised", "supervised_runs", "turn_ends", "branches", *more]
 
+
+def fit_conversations(
+    settings: PackingSettings, row_length: int, tables: Iterable[pa.Table], drops: DropCounts
+) -> ConversationUnits:
+    """The units of all conversations of a split, and count in `drops` what isn't packed whole.
+
+    Args:
+        tables: its token index, `columns_of` it.
     Raises:
         SnaketuneError: a conversation longer than a row, and `overflow` is `raise`.
     """
+    whole, cut = [np.zeros((2, 0), small_int(row_length))], array("i")
+    for tokens, supervised, others in fit_tables(settings, row_length, tables, drops):
+        whole.append(np.stack([tokens, supervised]).astype(small_int(row_length)))
+        cut.extend(chain.from_iterable(others))
+    whole = np.concatenate(whole, axis=1)
+    columns = np.frombuffer(cut, np.int32).reshape(-1, len(COLUMNS)).T
+    segments = PlannedSegments(**{name: column.copy() for name, column in zip(COLUMNS, columns, strict=True)})
+    return ConversationUnits.of(*whole, segments)
+
+
+def fit_tables(
+    settings: PackingSettings, row_length: int, tables: Iterable[pa.Table], drops: DropCounts
+) -> Iterator[tuple[np.ndarray, np.ndarray, list[Segment]]]:
+    """Yield, by table, the tokens and supervised tokens of all conversations, 0 if they aren't one whole segment, and the
+    segments of the others, by conversation."""
+    first = 0
+    for table in tables:
+        is_whole, others = _fit(settings, row_length, table, first, drops)
+        tokens, supervised = (table[name].to_numpy() * is_whole for name in ("length", "supervised"))
+        yield tokens, supervised, sorted(others, key=itemgetter(0))
+        first += len(table)
+
+
+def _fit(
+    settings: PackingSettings, row_length: int, index: pa.Table, first: int, drops: DropCounts
+) -> tuple[np.ndarray, list[Segment]]:
+    """Which conversations of a part of the index are packed whole as one segment, and the segments of the others; `first` is
+    the number of its first conversation."""
     length, supervised = index["length"].to_numpy(), index["supervised"].to_numpy()
     remaining = np.ones(len(index), bool)
 
@@ -34,12 +77,11 @@ def fit_conversations(
         remaining[which] = False
 
     if settings.strategy == "none":
-        # TRL would encode such text as control tokens.
         drop(index["control_text"].to_numpy(), "control_token_in_text")
     drop(length == 0, "refused_by_template")
     drop(supervised == 0, "nothing_supervised")
     too_long = remaining & (length > row_length)
-    is_tree = np.diff(index["branches"].combine_chunks().offsets.to_numpy()) > 0 if len(index) else too_long
+    is_tree = np.concatenate([too_long[:0], *(np.diff(some.offsets) > 0 for some in index["branches"].chunks)])
     if settings.strategy == "none":
         # TRL renders the rows itself.
         is_tree[:] = False
@@ -61,29 +103,21 @@ def fit_conversations(
             drop(too_long, "longer_than_row")
         else:
             remaining &= ~too_long
-            for at in np.flatnonzero(too_long).tolist():
-                row = _Long(index, at)
+            for row in _rows(index, np.flatnonzero(too_long), first):
                 # The turns of a tree after a cut would need all tokens before it again, so trees aren't split.
                 fit = _split if settings.overflow == "split" and not row.branches else _truncated
                 cut += fit(row, row_length, drops)
-    for at in np.flatnonzero(remaining & is_tree).tolist():
-        row = _Long(index, at)
+    for row in _rows(index, np.flatnonzero(remaining & is_tree), first):
         cut += row.tree(row.length)
-    at = np.flatnonzero(remaining & ~is_tree)
-    whole = PlannedSegments.without_prefix(at, np.zeros_like(at), length[at], supervised[at])
-    others = zip(COLUMNS, np.array(cut, np.int32).reshape(-1, len(COLUMNS)).T, strict=True)
-    both = PlannedSegments(**{name: np.concatenate([getattr(whole, name), column]) for name, column in others})
-    return both.take(np.argsort(both.sequence, kind="stable"))
+    return remaining & ~is_tree, cut
 
 
 class _Long:
     """A conversation that is longer than a row, or a tree."""
 
-    def __init__(self, index: pa.Table, number: int):
-        self.number, self.length = number, index["length"][number].as_py()
-        self.turn_ends = index["turn_ends"][number].as_py()
-        self.runs = index["supervised_runs"][number].as_py()
-        self.branches = np.array(index["branches"][number].as_py(), np.int64).reshape(-1, 3).tolist()
+    def __init__(self, number: int, length: int, turn_ends: list[int], runs: list[int], branches: list[int]):
+        self.number, self.length, self.turn_ends, self.runs = number, length, turn_ends, runs
+        self.branches = list(zip(branches[::3], branches[1::3], branches[2::3]))
 
     def turn_end(self, start: int, stop: int) -> int:
         """The last end of a turn in (start, stop], of a supervised turn if there is one; 0 if no turn ends there.
@@ -124,6 +158,13 @@ class _Long:
                 supervised = self.supervised(start, stop, prefix)
                 segments.append((self.number, start, stop, prefix, own.index(parent), supervised))
         return segments
+
+
+def _rows(index: pa.Table, which: np.ndarray, first: int) -> Iterator[_Long]:
+    """Yield these rows of a part of the index; `first` is the number of its first conversation."""
+    some = index.select(["length", "turn_ends", "supervised_runs", "branches"]).take(pa.array(which))
+    columns = (column.to_pylist() for column in some.columns)
+    return (_Long(*row) for row in zip((which + first).tolist(), *columns, strict=True))
 
 
 def _truncated(row: _Long, row_length: int, drops: DropCounts) -> list[Segment]:
@@ -167,8 +208,11 @@ def _split(row: _Long, row_length: int, drops: DropCounts) -> list[Segment]:
     return parts
 
 
-def wrap(whole: PlannedSegments, runs: SupervisedRuns, row_length: int, drops: DropCounts) -> PackedUnits:
-    """Fill rows as in pre-training: all sequences concatenated, and cut at every row's end, so that all but the last are full.
+def wrap(
+    whole: PlannedSegments, runs: SupervisedRuns, row_length: int, drops: DropCounts
+) -> tuple[PlannedSegments, np.ndarray]:
+    """Fill rows as in pre-training: all sequences concatenated, and cut at every row's end, so that all but the last are full;
+    return the segments, and the offsets of the rows in them.
 
     The rest of a cut sequence is a segment of its own, which doesn't attend to the tokens before the cut.
     """
@@ -186,4 +230,4 @@ def wrap(whole: PlannedSegments, runs: SupervisedRuns, row_length: int, drops: D
     drops.split_pieces += int(parts[parts > 1].sum())
     rows = -(-total // row_length)
     offsets = np.searchsorted(cuts // row_length, np.arange(rows + 1))
-    return PackedUnits(segments=segments, offsets=offsets, capacities=np.full(rows, row_length, np.int32))
+    return segments, offsets

@@ -8,7 +8,7 @@ begins where its tokens first differ from the prompt's.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,8 +16,6 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from snaketune.engine.packing.best_fit import PackedUnits
-from snaketune.engine.packing.planned_segments import PlannedSegments
 from snaketune.engine.packing.planner import plan_split
 from snaketune.engine.packing.ragged import common_start, offsets_of
 from snaketune.engine.packing.row_builder import RowBuilder
@@ -128,6 +126,9 @@ class MemoryTokens:
     def index(self, split: str, columns: list[str] | None = None) -> pa.Table:
         return self.table if columns is None else self.table.select(columns)
 
+    def tables(self, split: str, columns: list[str]) -> Iterator[pa.Table]:
+        yield self.index(split, columns)
+
     def weighted(self, split: str) -> bool:
         return False
 
@@ -144,31 +145,15 @@ class MemoryTokens:
         """Nothing is mapped."""
 
 
-@dataclass(frozen=True)
-class _MemoryPlan:
-    """Planned rows, as `engine.packing.row_builder.RowPlan`."""
-
-    rows: PackedUnits
-
-    def segments(self, first: int, last: int) -> tuple[PlannedSegments, np.ndarray]:
-        offsets = self.rows.offsets[first : last + 1]
-        return self.rows.segments.take(slice(offsets[0], offsets[-1])), offsets - offsets[0]
-
-    def completions(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray] | None:
-        if self.rows.pairs is None:
-            return None
-        offsets = self.rows.pair_offsets[first : last + 1]
-        return self.rows.pairs[offsets[0] : offsets[-1], 1:].reshape(-1), 2 * (offsets - offsets[0])
-
-
 def _packed(kind: str, tokens: MemoryTokens, length: int, overflow: Overflow, padding_id: int) -> PackedRows:
     settings = PackingSettings(kind=kind, lengths=(length,), overflow=overflow)
     read = {"rows": len(tokens.sequences), "tokens": sum(map(len, tokens.sequences))}
     if not read["rows"]:
         raise SnaketuneError("there is no row to pack")
-    rows, counts, metadata = plan_split(settings, tokens, SPLIT, read)
+    plan, counts, metadata = plan_split(settings, tokens, SPLIT, read)
+    rows = plan.packed(0, plan.rows)
     lists = list_columns(kind, FORMAT_VERSIONS[kind][0])
-    builder, step = RowBuilder(_MemoryPlan(rows), tokens, SPLIT), max(1, TOKENS_PER_BATCH // length)
+    builder, step = RowBuilder(plan, tokens, SPLIT), max(1, TOKENS_PER_BATCH // length)
     batches = [
         builder.batch(first, min(first + step, rows.rows), length, padding_id, "prefix_segments" in lists)
         for first in range(0, rows.rows, step)

@@ -1,5 +1,6 @@
 """Planned segments, and the supervised tokens of any range of a sequence; `plan` makes these, and `write` reads them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -37,12 +38,16 @@ class PlannedSegments:
         return PlannedSegments(**{name: getattr(self, name)[which] for name in COLUMNS})
 
     @classmethod
+    def concatenated(cls, several: Sequence["PlannedSegments"]) -> "PlannedSegments":
+        return cls(**{name: np.concatenate([getattr(one, name) for one in several]) for name in COLUMNS})
+
+    @classmethod
     def without_prefix(
         cls, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray, supervised: np.ndarray
     ) -> "PlannedSegments":
         zeros = np.zeros(len(sequence), np.int32)
         columns = (sequence, start, stop, zeros, zeros, supervised)
-        return cls(**{name: column.astype(np.int32) for name, column in zip(COLUMNS, columns, strict=True)})
+        return cls(**{name: np.asarray(column, np.int32) for name, column in zip(COLUMNS, columns, strict=True)})
 
 
 COLUMNS = tuple(field.name for field in fields(PlannedSegments))

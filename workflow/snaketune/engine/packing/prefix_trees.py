@@ -19,7 +19,7 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from snaketune.engine.packing.best_fit import Units
+from snaketune.engine.packing.packed_units import Units
 from snaketune.engine.packing.pair_overflow import CompletionTokens, PlannedPairs, common_tokens
 from snaketune.engine.packing.planned_segments import PlannedSegments
 from snaketune.engine.packing.ragged import offsets_of

@@ -1,5 +1,6 @@
 """Tokenized sequences, of which rows are planned and built: on disk (`tokenization.token_store`) or in memory."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,6 +31,10 @@ class Tokens(Protocol):
     """Sequences by split; `tokenization.token_store` describes the columns of the index."""
 
     def index(self, split: str, columns: list[str] | None = None) -> pa.Table: ...
+
+    def tables(self, split: str, columns: list[str]) -> Iterator[pa.Table]:
+        """Yield the index in order, some ten thousand sequences at a time."""
+        ...
 
     def weighted(self, split: str) -> bool:
         """Whether the supervised runs of a split have weights."""

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ WORTH_A_WARNING = 0.02
 # The share of the tokens that the advised row length retains.
 RETAINED = 0.99
 STEP = 64
+LENGTHS = ["length", "supervised", "common"]
 
 
 @dataclass
@@ -61,7 +62,7 @@ class DropCounts:
 def lost_to_length(
     settings: PackingSettings,
     row_length: int,
-    index: pa.Table,
+    tables: Iterable[pa.Table],
     drops: DropCounts,
     read: dict[str, int],
     fit: Callable[[int, DropCounts], object],
@@ -70,7 +71,7 @@ def lost_to_length(
     STEP, that retains RETAINED of the tokens; None if the loss isn't worth a warning.
 
     Args:
-        index: the split's token index.
+        tables: the split's token index, of which the columns LENGTHS are read.
         drops: the counts of fitting it to this length.
         read: rows and tokens of the split.
         fit: fits all sequences of the split to rows of so many tokens, and updates the counts.
@@ -78,13 +79,17 @@ def lost_to_length(
     lost = drops.too_long
     if not is_worth_a_warning(lost["rows"], lost["tokens"], read["rows"], read["tokens"]):
         return lost | {"enough": None}
-    lengths = (index["length"].to_numpy() - index["common"].to_numpy()).astype(np.int64)
-    lengths = np.sort(lengths[index["supervised"].to_numpy() > 0])
-    total = int(lengths.sum())
-    # An upper bound: the row length at which the sequences that fit whole are enough.
-    whole = np.searchsorted(np.cumsum(lengths), RETAINED * total)
+    # The tokens of the supervised sequences that fit into 0, 1, 2... steps, and into no less.
+    by_steps = np.zeros(0, np.int64)
+    for table in tables:
+        lengths = (table["length"].to_numpy() - table["common"].to_numpy())[table["supervised"].to_numpy() > 0]
+        more = np.bincount(-(-lengths // STEP), lengths, minlength=len(by_steps)).astype(np.int64)
+        more[: len(by_steps)] += by_steps
+        by_steps = more
+    total = int(by_steps.sum())
     low = row_length // STEP + 1
-    high = max(-(-int(lengths[min(whole, len(lengths) - 1)]) // STEP), low)
+    # An upper bound: the row length at which the sequences that fit whole are enough.
+    high = max(int(np.searchsorted(np.cumsum(by_steps), RETAINED * total)), low)
 
     def is_enough(steps: int) -> bool:
         own = DropCounts()
