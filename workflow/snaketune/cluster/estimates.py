@@ -23,6 +23,7 @@ from snaketune.cluster.site import ResourceRequest
 from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.generation import Server
 from snaketune.engine.threads import MIN_WIDTH_FOR_THREADS
+from snaketune.locations import located, size_of
 from snaketune.stages.declaration import Cost, ModelCost
 from snaketune.stages.job import Job
 from snaketune.stages.specs import canonical
@@ -253,8 +254,8 @@ def _base(job: Job) -> Pretrained | Scratch | None:
 def _size(source: Any) -> float:
     total = UNKNOWN_ROWS if source.hub else 0.0
     # A missing file is reported by the job that reads it.
-    for file in (path for path in map(Path, source.files) if path.exists()):
-        total += file.stat().st_size * GROWS.get(file.suffix, 1)
+    for file in source.files:
+        total += size_of(located(file)) * GROWS.get(Path(file).suffix, 1)
     return total
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, JsonValue, field_validator, model_validator
 
-from snaketune.config.base import Fraction, LocalPath, Model, Name, PositiveInt, Revision, ShortText, files_at
+from snaketune.config.base import DataPath, Fraction, Model, Name, PositiveInt, Revision, ShortText, files_at
 from snaketune.config.conditions import Conditions
 from snaketune.config.row_fields import Fields
 
@@ -80,13 +80,14 @@ EmptyReasoning = Literal["mask", "supervise", "omit"]
 
 
 class Source(Model):
-    """Source of rows: local files, a Hub dataset, or scored responses of a model; exactly one of the three."""
+    """Source of rows: files, a Hub dataset, or scored responses of a model; exactly one of the three."""
 
-    files: tuple[LocalPath, ...] = ()
-    """Local files, folders (with all files below, but hidden ones and those that begin with `_`) and patterns such as
-    `data/**/*.jsonl`, relative to the working directory: JSON, JSON lines, CSV, Parquet or Arrow, optionally compressed as .gz,
-    .xz or .zst, or in a .zip or .tar archive. Corpora of kind `text` also take plain text, one document per file. The format is
-    detected from the content of a file, not from its name."""
+    files: tuple[DataPath, ...] = ()
+    """Files, folders (with all files below, but hidden ones and those that begin with `_`) and patterns such as
+    `data/**/*.jsonl`: JSON, JSON lines, CSV, Parquet or Arrow, optionally compressed as .gz, .xz or .zst, or in a .zip or .tar
+    archive. Corpora of kind `text` also take plain text, one document per file. The format is detected from the content of a
+    file, not from its name. Paths are relative to the working directory; URLs begin with `s3://`, `gs://`, `az://`,
+    `hf://datasets/`, `https://` or `http://`, and that of a folder ends with `/`."""
     encoding: str = "utf-8"
     """Encoding of text files (JSON, CSV, plain text), by its Python name: `cp1252`, `utf-16`, `shift_jis`."""
     delimiter: str | None = None
@@ -206,7 +207,7 @@ class Source(Model):
             raise ValueError(f"{selects[0]} selects scored responses; name them under `scores`, or remove it")
         for key in ("encoding", "delimiter", "header"):
             if self.hub and getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"{key} applies to local files, and this source is a Hub dataset; remove it")
+                raise ValueError(f"{key} applies to files, and this source is a Hub dataset; remove it")
         return self
 
 
@@ -357,7 +358,7 @@ class Corpus(CorpusContent):
 
     parts: Annotated[int, Field(ge=1, le=128)] | None = None
     """Number of parallel jobs that tokenize and write the corpus; it doesn't change the result. Default: one per 256 MB of
-    local files."""
+    files."""
     reasoning: Reasoning | None = None
     """Reasoning of assistants, and whatever else the chat template writes in the last turn only. `exact` trains every turn as
     it is generated: the conversation as later turns see it is a trunk, each rewritten turn a branch of it, computed together.

@@ -27,6 +27,7 @@ from snaketune.corpus.selecting.evaluation_ngrams import load_evaluations
 from snaketune.corpus.selecting.near_duplicates import NearDuplicateSearch
 from snaketune.corpus.selecting.spool import Spool
 from snaketune.errors import SnaketuneError
+from snaketune.locations import File
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CorpusSpec
@@ -42,7 +43,7 @@ def assemble(
     spec: CorpusSpec,
     work: WorkFolder,
     *,
-    files: list[Path],
+    files: list[File],
     against: list[Artifact],
     against_files: list[Path],
     selected: Sequence[Artifact] = (),
@@ -50,7 +51,7 @@ def assemble(
     """Write train.arrow and held_out.arrow to the payload, and the records of quarantined and dropped rows.
 
     Args:
-        files: the local files of all sources, in order.
+        files: the files of all sources, in order.
         against: corpora whose held-out rows train rows are compared with, where `decontamination` is configured.
         against_files: data files of evaluation tasks that train rows are compared with likewise.
         selected: rows from scored responses, for each source of such.
@@ -117,8 +118,8 @@ def _save_records(work: WorkFolder) -> str:
 
 
 def _with_files(
-    spec: CorpusSpec, files: list[Path], selected: Sequence[Artifact]
-) -> Iterator[tuple[Source, list[Path]]]:
+    spec: CorpusSpec, files: list[File], selected: Sequence[Artifact]
+) -> Iterator[tuple[Source, list[File]]]:
     """Each source with its files; one of scored responses as a source of the file that holds its rows."""
     expected = sum(len(source.files) for source in spec.sources)
     if len(files) != expected:

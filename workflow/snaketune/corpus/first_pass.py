@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from snaketune.corpus.selecting.words import compared_texts
 from snaketune.corpus.values.cells import column_of, wrong_type
 from snaketune.corpus.values.frames import SharedFrame
 from snaketune.errors import SnaketuneError
+from snaketune.locations import File
 from snaketune.patterns import TooSlow, search
 from snaketune.progress import progress
 from snaketune.stages.specs import CorpusSpec
@@ -88,7 +88,7 @@ class Scan:
         self.batch: list[Row] = []
         self.locations: list[tuple[str, RawRow]] = []
 
-    def read(self, source: Source, paths: list[Path]) -> SourceCounts:
+    def read(self, source: Source, paths: list[File]) -> SourceCounts:
         counts = SourceCounts()
         first = len(self.hashes)
         with _rare_collections():

@@ -9,6 +9,7 @@ from snaketune.corpus.excerpts import EXCERPT_LENGTH
 from snaketune.corpus.reading.formats import Opener
 from snaketune.corpus.rows import NAN_AS_NULL, Malformed, RawRow, bytes_as_text, nan_as_null, without_nulls
 from snaketune.errors import SnaketuneError
+from snaketune.remote_files import is_remote_reader
 
 ROWS_PER_READ = 1024
 BYTES_PER_READ = 1 << 20
@@ -40,8 +41,11 @@ def read_arrow(opener: Opener, display_name: str) -> Iterator[RawRow]:
 
 
 def _buffer(opener: Opener, display_name: str) -> pa.NativeFile:
-    """Map the file if it isn't compressed, else decompress it into memory."""
-    with opener() as file:
+    """Map the file if it isn't compressed, or read it in parts if it is remote; else decompress it into memory."""
+    file = opener()
+    if is_remote_reader(file):
+        return pa.PythonFile(file, "r")
+    with file:
         raw = getattr(file, "raw", None)
         if isinstance(raw, io.FileIO):
             return pa.memory_map(str(raw.name))

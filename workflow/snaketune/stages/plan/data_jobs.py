@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import wraps
-from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from snaketune.config.base import Model
@@ -23,6 +22,7 @@ from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE
 from snaketune.config.training_runs import Sft
 from snaketune.config.workflow import Variants, Workflow
 from snaketune.errors import SnaketuneError
+from snaketune.locations import located, size_of
 from snaketune.stages.job import Job, short_digest
 from snaketune.stages.specs import (
     CorpusSpec,
@@ -174,8 +174,7 @@ def part_count(context: Context, corpus: str) -> int:
     """The number of parts of a corpus: as many jobs tokenize it, and as many write its rows."""
     if parts := context.config.corpora[corpus].parts:
         return parts
-    files = map(Path, corpus_job(context, corpus).files["files"])
-    size = sum(file.stat().st_size for file in files if file.is_file())
+    size = sum(size_of(located(file)) for file in corpus_job(context, corpus).files["files"])
     return min(max(1, math.ceil(size / BYTES_PER_PART)), MAX_PARTS)
 
 
