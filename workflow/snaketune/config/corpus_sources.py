@@ -6,11 +6,12 @@ import re
 from itertools import chain
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, JsonValue, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, field_validator, model_validator
 
 from snaketune.config.base import DataPath, Fraction, Model, Name, PositiveInt, Revision, ShortText, files_at
 from snaketune.config.conditions import Conditions
 from snaketune.config.row_fields import Fields
+from snaketune.config.source_lists import listed_sources
 
 Layout = Literal[
     "auto", "messages", "turns", "contents", "moss", "dialogue", "prompt-response", "instances", "message-tree", "message-rows",
@@ -294,8 +295,15 @@ class CorpusContent(Model):
     kind: Literal["conversations", "preferences", "unpaired", "text"]
     """Kind of rows. `unpaired` holds single completions, each labelled good or bad, for `kto` and `apo_zero_unpaired`. `text`
     holds documents for continued pre-training; every token of them is supervised."""
-    sources: Annotated[tuple[Source, ...], Field(min_length=1)]
-    """Sources of the rows; rows are written in this order."""
+    sources: Annotated[
+        tuple[Source, ...],
+        Field(min_length=1),
+        BeforeValidator(
+            listed_sources, json_schema_input_type=str | Annotated[tuple[Source, ...], Field(min_length=1)]
+        ),
+    ]
+    """Sources of the rows; rows are written in this order. A text names a YAML file that holds the list: what it holds counts,
+    and not its name."""
     held_out: Fraction = 0.05
     """Share of the prompts held out for evaluation. 1 makes the whole corpus an evaluation set."""
     split_seed: Annotated[int, Field(ge=0)] = 0

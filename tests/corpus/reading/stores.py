@@ -1,0 +1,131 @@
+"""Stores for tests: moto's S3, and a web server whose answers can be damaged."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import md5
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+BUCKET = "rows"
+
+
+@dataclass
+class ObjectStore:
+    """moto's server with one bucket."""
+
+    client: Any
+    url: str = f"s3://{BUCKET}/"
+
+    def write(self, key: str, content: bytes) -> None:
+        self.client.put_object(Bucket=BUCKET, Key=key, Body=content)
+
+    def remove(self, key: str) -> None:
+        self.client.delete_object(Bucket=BUCKET, Key=key)
+
+
+@contextmanager
+def object_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    """Start moto's server, and set the environment in which clients find it."""
+    why = "not installed; the extra `dev` of pyproject.toml has it"
+    for package in ("moto.server", "flask", "s3fs", "boto3"):
+        pytest.importorskip(package, reason=f"{package.partition('.')[0]} is {why}")
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "key-of-a-test",
+        "AWS_SECRET_ACCESS_KEY": "secret-of-a-test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+    }.items():
+        monkeypatch.setenv(name, value)
+    client = boto3.client("s3")
+    client.create_bucket(Bucket=BUCKET)
+    try:
+        yield ObjectStore(client)
+    finally:
+        server.stop()
+
+
+@dataclass
+class WebServer:
+    """A web server.
+
+    Attributes:
+        files: content by path.
+        identifies, sends_parts, states_length: whether it sends an ETag, answers to ranges, and sends the length.
+        cut_off: number of bytes after which it ends a transfer.
+        status: of all answers.
+        requests: method, path and range of each request.
+    """
+
+    url: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    identifies: bool = True
+    sends_parts: bool = True
+    states_length: bool = True
+    cut_off: int | None = None
+    status: int = 200
+    requests: list[tuple[str, str, str | None]] = field(default_factory=list)
+
+
+@contextmanager
+def web_server() -> Iterator[WebServer]:
+    state = WebServer()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Answer,), {"state": state}))
+    server.daemon_threads = True
+    state.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Answer(BaseHTTPRequestHandler):
+    state: WebServer
+
+    def log_message(self, *_: Any) -> None:
+        """Log nothing."""
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, *, body: bool) -> None:
+        state, asked = self.state, self.headers.get("Range")
+        state.requests.append((self.command, self.path, asked))
+        content = state.files.get(self.path)
+        if content is None or state.status != 200:
+            self.send_response(404 if content is None else state.status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        first, last = 0, len(content) - 1
+        if asked and state.sends_parts:
+            first, last = (int(number) for number in asked.removeprefix("bytes=").split("-"))
+            last = min(last, len(content) - 1)
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
+        else:
+            self.send_response(200)
+        if state.identifies:
+            self.send_header("ETag", f'"{md5(content).hexdigest()}"')
+        if state.states_length:
+            self.send_header("Content-Length", str(last + 1 - first))
+        self.end_headers()
+        if body:
+            end = last + 1 if state.cut_off is None else min(last + 1, state.cut_off)
+            self.wfile.write(content[first:end])
