@@ -251,9 +251,9 @@ def _facts_from(url: str, entry: dict[str, Any]) -> Facts:
 def _filesystem_of(scheme: str) -> Any:
     import fsspec
 
-    # Proxies and ~/.netrc. No listing is kept: a file may change while it is read.
+    # Proxies and ~/.netrc. No listing is kept, and none of another user of fsspec: a file may change while it is read.
     options: dict[str, Any] = {"client_kwargs": {"trust_env": True}} if scheme in ("http", "https") else {}
-    return fsspec.filesystem(scheme, use_listings_cache=scheme == "hf", **options)
+    return fsspec.filesystem(scheme, skip_instance_cache=True, use_listings_cache=scheme == "hf", **options)
 
 
 def filesystem(url: str) -> Any:

@@ -42,8 +42,6 @@ class RemoteReader(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.facts.size}[whence]
-        if not self.head.in_parts and start + offset > len(self.head.content) and start + offset != self.position:
-            raise SnaketuneError(f"{self.url}: the server sends whole files only; download it, and name the local file")
         self.position = max(0, start + offset)
         return self.position
 
@@ -69,7 +67,7 @@ class RemoteReader(io.RawIOBase):
     def _fetched(self, size: int) -> bytes:
         with explained(self.url):
             if self.file is None:
-                self.file, self.next = _opened(self.url, READAHEAD if self.head.in_parts else 0), 0
+                self.file, self.next = _opened(self.url, self.facts, READAHEAD if self.head.in_parts else 0), 0
             if self.next != self.position:
                 self._move()
             data = self.file.read(size)
@@ -112,9 +110,12 @@ def check_unchanged(url: str, before: Facts) -> None:
 def _head(url: str, facts: Facts) -> _Head:
     size = min(facts.size, HEAD_BYTES)
     with explained(url):
+        if not url.startswith(("http", "hf")):
+            # Without asking for its size again, as opening it does.
+            return _Head(filesystem(url).cat_file(url, start=0, end=size) if size else b"", True)
         content = b""
         # Exactly what is read.
-        with _opened(url, HEAD_BYTES, cache_type="none") as file:
+        with _opened(url, facts, HEAD_BYTES, cache_type="none") as file:
             while len(content) < size and (part := file.read(size - len(content))):
                 content += part
             # Some web servers send whole files only, which shows after the first byte.
@@ -130,7 +131,9 @@ def _is_sent_in_parts(file: Any) -> bool:
         return False
 
 
-def _opened(url: str, block_size: int, cache_type: str = "readahead") -> Any:
+def _opened(url: str, facts: Facts, block_size: int, cache_type: str = "readahead") -> Any:
     """Open a file in fsspec. Args: block_size: bytes to fetch in advance; 0 for the whole file as one stream."""
-    options = {} if block_size == 0 else {"cache_type": cache_type}
+    options: dict[str, Any] = {} if block_size == 0 else {"cache_type": cache_type}
+    if url.startswith("http"):
+        options["size"] = facts.size
     return filesystem(url).open(url, "rb", block_size=block_size, **options)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -28,30 +29,36 @@ class ObjectStore:
 
 
 @contextmanager
-def object_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
-    """Start moto's server, and set the environment in which clients find it."""
-    why = "not installed; the extra `dev` of pyproject.toml has it"
+def moto_server() -> Iterator[str]:
+    """Run moto's server, and yield its URL; skip if a package for it isn't installed."""
     for package in ("moto.server", "flask", "s3fs", "boto3"):
-        pytest.importorskip(package, reason=f"{package.partition('.')[0]} is {why}")
-    import boto3
+        name = package.partition(".")[0]
+        pytest.importorskip(package, reason=f"{name} isn't installed; the extra `dev` of pyproject.toml has it")
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+def object_store(url: str, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    """Empty moto's server, and set the environment in which clients find it."""
+    import boto3
+
+    with urlopen(Request(f"{url}/moto-api/reset", method="POST")):
+        pass
     for name, value in {
         "AWS_ACCESS_KEY_ID": "key-of-a-test",
         "AWS_SECRET_ACCESS_KEY": "secret-of-a-test",
         "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ENDPOINT_URL": url,
     }.items():
         monkeypatch.setenv(name, value)
     client = boto3.client("s3")
     client.create_bucket(Bucket=BUCKET)
-    try:
-        yield ObjectStore(client)
-    finally:
-        server.stop()
+    return ObjectStore(client)
 
 
 @dataclass

@@ -133,6 +133,8 @@ def zip_members(path: File, display_name: str) -> Iterator[Member]:
             document such as a workbook.
     """
     file = open_file(path)
+    if not file.seekable():
+        raise SnaketuneError(f"{display_name}: the server sends whole files only; download it, and name the local file")
     try:
         archive = zipfile.ZipFile(file)
     except (BadZipFile, NotImplementedError) as error:

@@ -25,7 +25,9 @@ def read_parquet(opener: Opener, display_name: str) -> Iterator[RawRow]:
     """
     from pyarrow.parquet import ParquetFile
 
-    return _rows(ParquetFile(_buffer(opener, display_name)).iter_batches(ROWS_PER_READ), display_name)
+    # Else all row groups would be fetched at once.
+    file = ParquetFile(_buffer(opener, display_name), pre_buffer=False)
+    return _rows(file.iter_batches(ROWS_PER_READ), display_name)
 
 
 def read_arrow(opener: Opener, display_name: str) -> Iterator[RawRow]:
