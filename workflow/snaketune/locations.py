@@ -320,7 +320,6 @@ def recall(path: Path) -> None:
 
 
 def forget() -> None:
-    """Forget what this process knows and which clients it has, for tests whose stores change."""
+    """Forget what this process knows, for another plan in it."""
     _facts.clear()
     _listings.clear()
-    _filesystem_of.cache_clear()

@@ -11,6 +11,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from snaketune import locations, remote_files
+
 BUCKET = "rows"
 
 
@@ -26,6 +28,13 @@ class ObjectStore:
 
     def remove(self, key: str) -> None:
         self.client.delete_object(Bucket=BUCKET, Key=key)
+
+
+def forget_stores() -> None:
+    """Forget what is known of stores, what was read, and the clients with their credentials."""
+    locations.forget()
+    locations._filesystem_of.cache_clear()
+    remote_files._head.cache_clear()
 
 
 @contextmanager

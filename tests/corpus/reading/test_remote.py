@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from snaketune import locations, remote_files
+from snaketune import locations
 from snaketune.config.base import files_at
 from snaketune.config.corpus_sources import Source
 from snaketune.corpus.reading.archives import ZSTD_MAGIC
@@ -20,7 +20,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.locations import RemoteFile, check_url, facts_of, located, size_of
 from snaketune.remote_files import HEAD_BYTES, READAHEAD, open_file
 
-from .stores import ObjectStore, WebServer, moto_server, object_store, web_server
+from .stores import ObjectStore, WebServer, forget_stores, moto_server, object_store, web_server
 
 ROWS = [{"prompt": f"question {number}", "response": f"answer {number} " * 5} for number in range(3)]
 # More than the first bytes and what is fetched in advance.
@@ -29,8 +29,7 @@ LONG = 120_000
 
 @pytest.fixture(autouse=True)
 def nothing_is_known():
-    locations.forget()
-    remote_files._head.cache_clear()
+    forget_stores()
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from snaketune.corpus.reading.sources import READ_ERRORS, hub_name, read_files, 
 from snaketune.corpus.rows import TEXT, RawRow, leaves
 from snaketune.errors import SnaketuneError
 from snaketune.locations import File, located, size_of
-from snaketune.remote_files import open_file
+from snaketune.remote_files import HEAD_BYTES, open_file
 
 MAX_ROWS = 2000
 MAX_CHARACTERS = 2_500_000
@@ -183,7 +183,8 @@ def _rows_in_all(path: File, format_: str, raws: list[RawRow]) -> tuple[int | No
             return read_metadata(open_file(path)).num_rows, False
     elif raws and raws[-1].unit == "line" and format_ != TEXT:
         with open_file(path) as file:
-            head = file.read(MAX_CHARACTERS)
+            # Of a remote file, what is in memory.
+            head = file.read(MAX_CHARACTERS if isinstance(path, Path) else HEAD_BYTES)
         if lines := head.count(b"\n"):
             return max(raws[-1].number, round(size_of(path) / len(head) * lines)), True
     return None, False

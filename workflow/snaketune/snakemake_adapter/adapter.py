@@ -26,7 +26,7 @@ from snaketune.cluster.site import read_site, site_file
 from snaketune.cluster.submission_check import check, wait_for_controller
 from snaketune.config.task_files import check_shipped_tasks
 from snaketune.errors import SnaketuneError
-from snaketune.locations import is_local, recall
+from snaketune.locations import forget, is_local, recall
 from snaketune.publishing.convert import find_converter
 from snaketune.publishing.push import pushed_jobs
 from snaketune.snakemake_adapter.checks import check_storage, plain_errors
@@ -68,7 +68,10 @@ class Adapter:
         # Each is called once.
         self._start_planning, self._check_submissions = cache(self._write_job_files), cache(self._submit_whole_groups)
         with plain_errors():
-            if not self.plans:
+            # Each plan asks stores anew; processes that run its jobs don't.
+            if self.plans:
+                forget()
+            else:
                 recall(KNOWN)
             self.planner = Planner(config, is_forced=self._is_forced, deploys=self.deploys)
             self.graph = self.planner.graph
