@@ -32,13 +32,15 @@ CLIENTS = {
     "http": ("aiohttp", "~/.netrc"),
     "https": ("aiohttp", "~/.netrc"),
 }
-HUB_FILE = re.compile(r"hf://datasets/[\w.-]+/[\w.-]+@[\w.+%-]+/.+")
+HUB_FILE = re.compile(r"hf://datasets/[\w.-]+/[\w.-]+@[\w.+%-]+/.*")
 # What stands for other characters in a pattern; in the URL of a web server, `?` begins the query.
 PATTERN, PATTERN_OF_WEB = re.compile(r"[*?\[]"), re.compile(r"[*\[]")
 UNUSUAL = re.compile(r"[{}\x00-\x20\x7f]")
 # Errors of clients that have no class in common.
 DENIED = re.compile("credential|unauthorized|gated repo|authentication", re.IGNORECASE)
 REQUESTS = 16
+# Without an answer of a web server.
+SECONDS = 60
 # From so many files of one folder on, the folder is listed.
 LISTED = 20
 # By store, what identifies the content of a file, the first that is given: digests before numbers of versions.
@@ -107,7 +109,7 @@ def check_url(url: str) -> str:
                 f"{url!r}: expected hf://datasets/OWNER/NAME@REVISION/PATH, with a commit, tag or branch; only a commit can't "
                 "change"
             )
-    elif not host or not path:
+    elif not host or not (path or rest.endswith("/")):
         raise ValueError(f"{url!r}: expected {scheme}://{'SERVER' if scheme in ('http', 'https') else 'BUCKET'}/PATH")
     elif "@" in host:
         raise ValueError(f"{scheme}://…: a user before the server doesn't belong in a config; {_credentials(scheme)}")
@@ -251,8 +253,14 @@ def _facts_from(url: str, entry: dict[str, Any]) -> Facts:
 def _filesystem_of(scheme: str) -> Any:
     import fsspec
 
-    # Proxies and ~/.netrc. No listing is kept, and none of another user of fsspec: a file may change while it is read.
-    options: dict[str, Any] = {"client_kwargs": {"trust_env": True}} if scheme in ("http", "https") else {}
+    options: dict[str, Any] = {}
+    if scheme in ("http", "https"):
+        import aiohttp
+
+        # Proxies and ~/.netrc; and a stream may take longer than the five minutes that a request may by default.
+        timeout = aiohttp.ClientTimeout(total=None, connect=SECONDS, sock_read=SECONDS)
+        options = {"client_kwargs": {"trust_env": True, "timeout": timeout}}
+    # No listing is kept, and none of another user of fsspec: a file may change while it is read.
     return fsspec.filesystem(scheme, skip_instance_cache=True, use_listings_cache=scheme == "hf", **options)
 
 

@@ -1,12 +1,14 @@
 """Stores for tests: moto's S3, and a web server whose answers can be damaged."""
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from hashlib import md5
+from hashlib import md5, sha1
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import unquote
 from urllib.request import Request, urlopen
 
 import pytest
@@ -145,3 +147,81 @@ class _Answer(BaseHTTPRequestHandler):
         if body:
             end = last + 1 if state.cut_off is None else min(last + 1, state.cut_off)
             self.wfile.write(content[first:end])
+
+
+@dataclass
+class HubServer:
+    """A stand-in for the Hub with one dataset, `owner/name`, at the branch `main`. Attributes: files: content by path."""
+
+    url: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+
+
+@contextmanager
+def hub_server() -> Iterator[HubServer]:
+    state = HubServer()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_HubAnswer,), {"state": state}))
+    server.daemon_threads = True
+    state.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _HubAnswer(BaseHTTPRequestHandler):
+    state: HubServer
+
+    def log_message(self, *_: Any) -> None:
+        """Log nothing."""
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path, _, query = self.path.partition("?")
+        path, files = unquote(path), self.state.files
+        if path.startswith("/api/datasets/owner/name/revision/main"):
+            self._respond({"id": "owner/name", "sha": "0" * 40, "siblings": []})
+        elif path.startswith(prefix := "/api/datasets/owner/name/tree/main"):
+            folder = path.removeprefix(prefix).strip("/")
+            below = {
+                name: content for name, content in files.items() if name.startswith(f"{folder}/" if folder else "")
+            }
+            entries: dict[str, dict[str, Any]] = {}
+            for name, content in below.items():
+                rest = name.removeprefix(f"{folder}/" if folder else "").split("/")
+                for depth in range(1, len(rest)):
+                    inner = "/".join([*filter(None, [folder]), *rest[:depth]])
+                    entries[inner] = {"type": "directory", "path": inner, "oid": "0" * 40, "size": 0}
+                oid = sha1(content).hexdigest()
+                entries[name] = {"type": "file", "path": name, "oid": oid, "size": len(content)}
+            deep = "recursive=true" in query.lower() or "recursive=1" in query
+            depth = folder.count("/") + 1 if folder else 0
+            shown = [entry for name, entry in entries.items() if deep or name.count("/") == depth]
+            self._respond(shown) if entries else self._respond({"error": "none"}, 404)
+        elif path.startswith(prefix := "/datasets/owner/name/resolve/main/") and path.removeprefix(prefix) in files:
+            content = files[path.removeprefix(prefix)]
+            first, last = 0, len(content) - 1
+            if asked := self.headers.get("Range"):
+                first, last = (int(number) for number in asked.removeprefix("bytes=").split("-"))
+            self._send(content[first : last + 1], 206 if asked else 200)
+        else:
+            self._respond({"error": "none"}, 404)
+
+    def _respond(self, answer: Any, status: int = 200) -> None:
+        self._send(json.dumps(answer).encode(), status)
+
+    def _send(self, content: bytes, status: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Type", "application/json")
+        if status == 404:
+            self.send_header("X-Error-Code", "EntryNotFound" if "name" in self.path else "RepoNotFound")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)

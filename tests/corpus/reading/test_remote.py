@@ -3,9 +3,12 @@
 import gzip
 import io
 import json
+import os
+import subprocess
+import sys
 import tarfile
 import zipfile
-from hashlib import sha256
+from hashlib import sha1, sha256
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +23,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.locations import RemoteFile, check_url, facts_of, located, size_of
 from snaketune.remote_files import HEAD_BYTES, READAHEAD, open_file
 
-from .stores import ObjectStore, WebServer, forget_stores, moto_server, object_store, web_server
+from .stores import ObjectStore, WebServer, forget_stores, hub_server, moto_server, object_store, web_server
 
 ROWS = [{"prompt": f"question {number}", "response": f"answer {number} " * 5} for number in range(3)]
 # More than the first bytes and what is fetched in advance.
@@ -141,6 +144,49 @@ def test_a_server_that_sends_whole_files_only_streams_them(web: WebServer, name)
 def test_a_zip_archive_needs_a_server_that_sends_parts(web: WebServer):
     web.sends_parts, web.files["/a.zip"] = False, b"PK\x03\x04" + bytes(HEAD_BYTES) + zipped(ROWS)
     assert "sends whole files only; download it" in error_of(f"{web.url}/a.zip")
+
+
+ON_THE_HUB = """
+import json
+from snaketune.config.base import files_at
+from snaketune.corpus.reading.sources import read_file
+from snaketune.errors import SnaketuneError
+from snaketune.locations import facts_of, located
+
+url = "hf://datasets/owner/name@main/"
+assert files_at(f"{url}data/*") == files_at(f"{url}data/")
+urls = files_at(f"{url}data/")
+facts = facts_of(urls)
+assert facts_of(urls, fresh=True) == facts
+try:
+    facts_of([f"{url}data/c.jsonl"])
+except SnaketuneError as error:
+    message = str(error)
+rows = [[raw.value for raw in read_file(located(one), one)] for one in urls]
+print(json.dumps([urls, [list(facts[one]) for one in urls], rows, message]))
+"""
+
+
+def test_files_of_a_dataset_on_the_hub_are_read_by_revision():
+    with hub_server() as hub:
+        # huggingface_hub reads the environment when it is imported.
+        environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1"}
+
+        def read() -> list:
+            done = subprocess.run([sys.executable, "-c", ON_THE_HUB], env=environment, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            return json.loads(done.stdout)
+
+        hub.files = {"data/a.jsonl": lines(ROWS), "data/b.parquet": parquet(ROWS * 2), "README.md": b"#"}
+        url = "hf://datasets/owner/name@main/data"
+        urls, facts, rows, message = read()
+        assert urls == [f"{url}/a.jsonl", f"{url}/b.parquet"]
+        assert facts[0] == [size := len(lines(ROWS)), f"blob_id:{sha1(lines(ROWS)).hexdigest()} {size} bytes"]
+        assert rows == [ROWS, ROWS * 2]
+        assert message.startswith(f"{url}/c.jsonl doesn't exist")
+        hub.files["data/a.jsonl"] = lines(ROWS[::-1])
+        assert read()[1][0] != facts[0]
+        assert read()[1][1] == facts[1]
 
 
 # How much is fetched
@@ -366,6 +412,7 @@ def test_folders_and_patterns_are_those_of_local_files(store: ObjectStore):
     url = store.url
     assert files_at(f"{url}d/") == [f"{url}d/{name}" for name in ("a.jsonl", "b.jsonl", "sub/c.jsonl")]
     assert files_at(f"{url}d/*.jsonl") == [f"{url}d/a.jsonl", f"{url}d/b.jsonl"]
+    assert files_at(url) == [f"{url}{name}" for name in ("d/a.jsonl", "d/b.jsonl", "d/sub/c.jsonl", "e.jsonl")]
     assert files_at(f"{url}**/*.jsonl")[0] == f"{url}d/_logs/x.jsonl"
     assert files_at(f"{url}d/[ab].jsonl") == [f"{url}d/a.jsonl", f"{url}d/b.jsonl"]
     with pytest.raises(ValueError, match=r"'s3://rows/x/' has no file"):
@@ -437,7 +484,7 @@ def test_other_urls_are_refused(url, message):
 
 @pytest.mark.parametrize(
     "url",
-    ["s3://b/d/", "gs://b/**/*.jsonl.zst", "az://container/x.parquet", "https://host/x.jsonl?download=true",
+    ["s3://b/d/", "s3://b/", "hf://datasets/a/b@main/", "gs://b/**/*.jsonl.zst", "az://container/x.parquet", "https://host/x.jsonl?download=true",
      "hf://datasets/a/b@main/data/*.parquet", "hf://datasets/a/b@refs%2Fconvert%2Fparquet/d/"],
 )  # fmt: skip
 def test_urls_keep_their_slashes(url):

@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from snaketune.config.secrets import find_secret
-from snaketune.config.yaml_values import LOADER, check_file
+from snaketune.config.yaml_values import check_file
 from snaketune.errors import SnaketuneError
 
 
@@ -18,7 +18,7 @@ def listed_sources(sources: Any) -> Any:
     try:
         # The checks of a config; the key of a secret is said, and not the secret.
         check_file(path)
-        listed = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)
+        listed = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{sources!r} doesn't exist; it names a YAML file with a list of sources") from None
     except (SnaketuneError, OSError, UnicodeDecodeError, yaml.YAMLError) as error:
