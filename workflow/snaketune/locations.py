@@ -33,6 +33,8 @@ CLIENTS = {
     "https": ("aiohttp", "~/.netrc"),
 }
 HUB_FILE = re.compile(r"hf://datasets/[\w.-]+/[\w.-]+@[\w.+%-]+/.*")
+# A revision that can't change.
+AT_COMMIT = re.compile(r"hf://datasets/[^@]+@[0-9a-f]{40}/")
 # What stands for other characters in a pattern; in the URL of a web server, `?` begins the query.
 PATTERN, PATTERN_OF_WEB = re.compile(r"[*?\[]"), re.compile(r"[*\[]")
 UNUSUAL = re.compile(r"[{}\x00-\x20\x7f]")
@@ -176,12 +178,12 @@ def facts_of(files: Iterable[File | str], *, fresh: bool = False) -> dict[str, F
     """What the stores say of those of the files that are remote, by URL.
 
     Args:
-        fresh: asks again, also for what this process knows.
+        fresh: asks again for what this process knows, unless it can't change.
     Raises:
         SnaketuneError: one doesn't exist, or can't be identified or reached.
     """
     urls = dict.fromkeys(str(file) for file in files if is_remote(file))
-    asked = [url for url in urls if fresh or url not in _facts]
+    asked = [url for url in urls if url not in _facts or (fresh and not AT_COMMIT.match(url))]
     folders: dict[str, list[str]] = defaultdict(list)
     for url in asked:
         folders[url.rpartition("/")[0]].append(url)

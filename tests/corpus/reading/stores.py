@@ -2,13 +2,14 @@
 
 import json
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import md5, sha1
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 from urllib.request import Request, urlopen
 
 import pytest
@@ -97,17 +98,8 @@ class WebServer:
 @contextmanager
 def web_server() -> Iterator[WebServer]:
     state = WebServer()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Answer,), {"state": state}))
-    server.daemon_threads = True
-    state.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
+    with _running(_Answer, state):
         yield state
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 class _Answer(BaseHTTPRequestHandler):
@@ -160,17 +152,8 @@ class HubServer:
 @contextmanager
 def hub_server() -> Iterator[HubServer]:
     state = HubServer()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_HubAnswer,), {"state": state}))
-    server.daemon_threads = True
-    state.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
+    with _running(_HubAnswer, state):
         yield state
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 class _HubAnswer(BaseHTTPRequestHandler):
@@ -225,3 +208,75 @@ class _HubAnswer(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(content)
+
+
+@dataclass
+class GoogleServer:
+    """A stand-in for Google Cloud Storage with one bucket. Attributes: files: content by key."""
+
+    url: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+
+
+@contextmanager
+def google_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleServer]:
+    """Run the stand-in, and set the environment in which gcsfs finds it; skip if that isn't installed."""
+    pytest.importorskip("gcsfs", reason="gcsfs isn't installed; the extra `dev` of pyproject.toml has it")
+    state = GoogleServer()
+    with _running(_GoogleAnswer, state):
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", state.url)
+        yield state
+
+
+class _GoogleAnswer(BaseHTTPRequestHandler):
+    state: GoogleServer
+
+    def log_message(self, *_: Any) -> None:
+        """Log nothing."""
+
+    def do_GET(self) -> None:
+        path, _, query = self.path.partition("?")
+        below, asked = f"/storage/v1/b/{BUCKET}/o", {key: values[0] for key, values in parse_qs(query).items()}
+        key = unquote(path.rpartition(f"{below}/")[2])
+        if path.startswith("/download") or asked.get("alt") == "media":
+            first, last = (int(number) for number in self.headers["Range"].removeprefix("bytes=").split("-"))
+            self._send(self.state.files[key][first : last + 1], 206)
+        elif path == below:
+            prefix, delimiter = asked.get("prefix", ""), asked.get("delimiter")
+            names = [name for name in sorted(self.state.files) if name.startswith(prefix)]
+            inner = [name for name in names if delimiter and delimiter in name.removeprefix(prefix)]
+            folders = {f"{prefix}{name.removeprefix(prefix).split('/')[0]}/" for name in inner}
+            items = [self._entry(name) for name in names if name not in inner]
+            self._send(json.dumps({"items": items, "prefixes": sorted(folders)}).encode(), 200)
+        elif key in self.state.files:
+            self._send(json.dumps(self._entry(key)).encode(), 200)
+        else:
+            self._send(b'{"error": {"code": 404, "message": "none"}}', 404)
+
+    def _entry(self, key: str) -> dict[str, Any]:
+        content = self.state.files[key]
+        digest = b64encode(md5(content).digest()).decode()
+        return {"name": key, "bucket": BUCKET, "size": str(len(content)), "md5Hash": digest, "generation": "1"}
+
+    def _send(self, content: bytes, status: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@contextmanager
+def _running(handler: type[BaseHTTPRequestHandler], state: Any) -> Iterator[None]:
+    """Run a server, whose address becomes the state's `url`."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (handler,), {"state": state}))
+    server.daemon_threads = True
+    state.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

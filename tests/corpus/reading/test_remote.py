@@ -23,7 +23,16 @@ from snaketune.errors import SnaketuneError
 from snaketune.locations import RemoteFile, check_url, facts_of, located, size_of
 from snaketune.remote_files import HEAD_BYTES, READAHEAD, open_file
 
-from .stores import ObjectStore, WebServer, forget_stores, hub_server, moto_server, object_store, web_server
+from .stores import (
+    ObjectStore,
+    WebServer,
+    forget_stores,
+    google_server,
+    hub_server,
+    moto_server,
+    object_store,
+    web_server,
+)
 
 ROWS = [{"prompt": f"question {number}", "response": f"answer {number} " * 5} for number in range(3)]
 # More than the first bytes and what is fetched in advance.
@@ -187,6 +196,27 @@ def test_files_of_a_dataset_on_the_hub_are_read_by_revision():
         hub.files["data/a.jsonl"] = lines(ROWS[::-1])
         assert read()[1][0] != facts[0]
         assert read()[1][1] == facts[1]
+
+
+def test_objects_of_google_are_read(monkeypatch):
+    with google_server(monkeypatch) as google:
+        google.files = {"d/a.jsonl": lines(ROWS), "d/b.parquet": parquet(ROWS * 2), "c.jsonl": lines(ROWS)}
+        urls = ["gs://rows/d/a.jsonl", "gs://rows/d/b.parquet"]
+        assert files_at("gs://rows/d/") == files_at("gs://rows/d/*") == urls
+        facts = facts_of(urls)
+        assert facts_of(urls, fresh=True) == facts
+        assert facts[urls[0]].identity.startswith("md5Hash:")
+        assert [rows_at(url) for url in urls] == [ROWS, ROWS * 2]
+        assert "gs://rows/e.jsonl doesn't exist" in error_of("gs://rows/e.jsonl")
+        google.files["d/a.jsonl"] = lines(ROWS[::-1])
+        assert facts_of(urls, fresh=True)[urls[0]] != facts[urls[0]]
+
+
+def test_a_file_at_a_commit_is_not_identified_again(monkeypatch):
+    url = f"hf://datasets/owner/name@{'0f' * 20}/a.jsonl"
+    known = locations.Facts(3, "blob_id:f00 3 bytes")
+    monkeypatch.setitem(locations._facts, url, known)
+    assert facts_of([url], fresh=True) == {url: known}
 
 
 # How much is fetched
