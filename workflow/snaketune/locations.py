@@ -37,7 +37,7 @@ HUB_FILE = re.compile(r"hf://datasets/[\w.-]+/[\w.-]+@[\w.+%-]+/.*")
 AT_COMMIT = re.compile(r"hf://datasets/[^@]+@[0-9a-f]{40}/")
 # What stands for other characters in a pattern; in the URL of a web server, `?` begins the query.
 PATTERN, PATTERN_OF_WEB = re.compile(r"[*?\[]"), re.compile(r"[*\[]")
-UNUSUAL = re.compile(r"[{}\x00-\x20\x7f]")
+UNUSUAL = re.compile(r"[{}\x00-\x1f\x7f]")
 # Errors of clients that have no class in common.
 DENIED = re.compile("credential|unauthorized|gated repo|authentication", re.IGNORECASE)
 REQUESTS = 16
@@ -104,7 +104,9 @@ def check_url(url: str) -> str:
         raise ValueError(f"files are read from {', '.join(f'{name}://' for name in CLIENTS)}; found {scheme}://")
     host, _, path = rest.partition("/")
     if UNUSUAL.search(url):
-        raise ValueError(f"{url!r} contains braces, blanks or control characters; write them as in a browser (%20)")
+        raise ValueError(f"{url!r} contains braces or control characters, which Snakemake can't handle; rename it")
+    if scheme in ("http", "https") and " " in url:
+        raise ValueError(f"{url!r} contains a blank; write it as %20")
     if scheme == "hf":
         if not HUB_FILE.fullmatch(url):
             raise ValueError(
@@ -128,7 +130,7 @@ def is_several(url: str) -> bool:
 
 def listed(url: str) -> list[str]:
     """The URLs of the files in a folder or of a pattern, in order; asked once in a process. ValueError: there is none, or the
-    folder is unfinished (`config.data_folders`)."""
+    folder is unfinished (`data_folders`)."""
     if url not in _listings:
         found = _listing(url)
         _facts.update(found)
@@ -140,7 +142,7 @@ def _listing(url: str) -> dict[str, Facts]:
     scheme, fs, is_folder = url.partition("://")[0], filesystem(url), url.endswith("/")
     with explained(url):
         fs.invalidate_cache()
-        path = fs._strip_protocol(url).rstrip("/")
+        path = url.partition("://")[2].rstrip("/")
         # A pattern keeps to its folder unless it has `**`, as for local files.
         found = fs.find(path, withdirs=True, detail=True) if is_folder else fs.glob(path, detail=True)
         marked = is_folder and _has_mark_above(fs, path)
@@ -155,7 +157,7 @@ def _listing(url: str) -> dict[str, Facts]:
         raise ValueError(f"{url!r} {'has' if is_folder else 'matches'} no file")
     for name in chosen:
         if PATTERN.search(name) or UNUSUAL.search(name):
-            raise ValueError(f"{url!r}: the name {name!r} has blanks, or characters of a pattern; rename it")
+            raise ValueError(f"{url!r}: the name {name!r} has braces, or characters of a pattern; rename it")
     return {name: _facts_from(name, entries[name]) for name in chosen}
 
 

@@ -8,6 +8,7 @@ import sys
 from hashlib import sha1
 
 import pytest
+from pydantic import ValidationError
 
 from snaketune import locations
 from snaketune.config.base import files_at
@@ -193,6 +194,23 @@ def test_folders_and_patterns_are_those_of_local_files(store: ObjectStore):
         files_at(f"{url}*.csv")
 
 
+def test_names_are_taken_as_they_are_but_for_patterns(store: ObjectStore):
+    store.write("d/a b ä.jsonl", lines(ROWS))
+    url = f"{store.url}d/a b ä.jsonl"
+    assert files_at(f"{store.url}d/") == [url]
+    assert rows_at(url) == ROWS
+    store.write("d/a[1].jsonl", lines(ROWS))
+    with pytest.raises(
+        ValueError, match=r"the name 's3://rows/d/a\[1\].jsonl' has braces, or characters of a pattern; rename"
+    ):
+        Source(files=(f"{store.url}d/*",))
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error_of_its_key(store: ObjectStore):
+    with pytest.raises(ValidationError, match=r"(?s)files.*s3://other/d/"):
+        Source(files=("s3://other/d/",))
+
+
 def test_an_unfinished_folder_of_a_store_is_refused(store: ObjectStore):
     store.write("d/part-00000.parquet", parquet(ROWS))
     store.write("d/_temporary/0/part-00001.parquet", parquet(ROWS))
@@ -243,7 +261,7 @@ def test_members_of_an_archive_are_named_by_its_url(store: ObjectStore):
         ("https://host/d/", "web servers have no lists of files"),
         ("https://host/d/*.jsonl", "web servers have no lists of files"),
         ("s3://b/{x}", "braces"),
-        ("s3://b/a b", "blanks"),
+        ("https://host/a b", "write it as %20"),
         ("hf://datasets/a/b/x.parquet", "with a commit, tag or branch"),
         ("hf://a/b@main/x.parquet", "expected hf://datasets/OWNER/NAME@REVISION/PATH"),
         ("hf://buckets/a/b/x", "expected hf://datasets/OWNER/NAME@REVISION/PATH"),

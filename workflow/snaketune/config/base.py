@@ -103,7 +103,11 @@ def files_at(path: str) -> list[str]:
     or the program that writes a folder hasn't finished.
     """
     if is_remote(path):
-        return listed(path) if is_several(path) else [path]
+        try:
+            return listed(path) if is_several(path) else [path]
+        except SnaketuneError as error:
+            # For the message to name the key.
+            raise ValueError(str(error)) from None
     place = Path(path)
     try:
         is_pattern = not place.exists() and any(character in path for character in "*?[")
