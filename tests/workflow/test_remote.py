@@ -1,4 +1,4 @@
-"""Corpora from URLs in whole runs: what is asked for when, what is stale, and what stops a job."""
+"""Corpora from URLs in whole runs: when stores are asked, what is stale, and what stops a job."""
 
 import json
 import subprocess

@@ -1,8 +1,8 @@
 """Files where they are: local paths, and URLs of object stores, the Hub and web servers, which fsspec reads.
 
-A URL that ends in `/` is a folder, one with `*`, `?` or `[` a pattern, any other a file. What a store says of a file, its size
-and the identity of its content, is asked for once in each process that plans: for the files of a folder by one listing, for
-single files by up to REQUESTS requests at a time. `remote_files` reads them.
+A URL that ends in `/` is a folder, one with `*`, `?` or `[` a pattern, any other a file. A process that plans asks once for the
+size of each file and the identity of its content: for the files of a folder by one listing, for single files by up to REQUESTS
+requests at a time. `remote_files` reads them.
 """
 
 import json

@@ -124,7 +124,7 @@ def test_an_object_that_changes_while_it_is_read_stops_reading(store: ObjectStor
 
 
 def test_a_page_that_changes_while_it_is_read_stops_reading(web: WebServer):
-    """A web server doesn't compare what is asked for with what was."""
+    """A web server doesn't compare a request with the one before."""
     rows = [{"text": "x" * 1000} for _ in range(30_000)]
     web.files["/a.jsonl"] = lines(rows)
     raws = read_file(located(f"{web.url}/a.jsonl"), "a")

@@ -13,7 +13,7 @@ from pathlib import Path
 from snaketune.config.corpus_sources import Source
 from snaketune.corpus.reading.archives import GZIP_MAGIC, XZ_MAGIC, ZSTD_MAGIC, is_tar, is_zip, open_decompressed
 from snaketune.corpus.reading.encodings import UTF_8, may_be_western, other_unicode
-from snaketune.corpus.reading.formats import HEAD_LENGTH, TextKeys, format_of, suffix_of
+from snaketune.corpus.reading.formats import HEAD_LENGTH, TextKeys, format_of, suffix_of, table_format
 from snaketune.corpus.reading.json_files import rows_of_line
 from snaketune.corpus.reading.sources import READ_ERRORS, hub_name, read_files, read_hub
 from snaketune.corpus.rows import TEXT, RawRow, leaves
@@ -73,6 +73,9 @@ def samples_of(source: Source, kind: str | None) -> list[FileSample]:
 def encoding_of(path: File) -> str:
     """The encoding of a text file, as far as its first bytes show it."""
     head = _head(path)
+    # The zero bytes of a small Arrow file look like those of UTF-16.
+    if table_format(head):
+        return UTF_8
     if encoding := other_unicode(head):
         return encoding
     try:

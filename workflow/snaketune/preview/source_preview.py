@@ -83,7 +83,8 @@ def preview_file(file: str, renderer: Renderer) -> SourcePreview:
             "a URL with a password, a token or a signature isn't read; credentials come from the environment"
         )
     try:
-        source = Source(files=(file,), encoding=encoding_of(located(file)))
+        source = Source(files=(file,))
+        source = Source(files=source.files, encoding=encoding_of(located(file)))
     except ValidationError as error:
         raise SnaketuneError("\n".join(lines_of(error))) from None
     samples = samples_of(source, None)
