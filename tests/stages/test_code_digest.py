@@ -77,6 +77,7 @@ def test_every_reason_is_of_something_that_is_there():
 # tables and progress return the data that stages read, so tests check that they pass on exactly what they get.
 CALLED = {
     "artifacts.digests": {"digest_json"},
+    "locations": {"explained", "facts_of", "filesystem", "size_of"},
     "files": {"digest_file", "set_modes", "sync", "sync_folder", "sync_names", "write_json"},
     "suggestions": {"unknown"},
     "artifacts.plain_json": {"parse_json"},

@@ -94,6 +94,7 @@ EXCLUDED_FROM_DIGEST = {
     "stages.loaded_job": "reads the job file; spec, inputs and code are in the fingerprint",
     "stages.outcome": "carries counts and entries",
     "stages.plan.published_jobs": "plans jobs",
+    "locations": "lists and identifies files; their identity is in the fingerprint: tests/corpus/reading/test_remote_stores.py",
     "files": "writes files and describes them; what they hold is digested",
     "progress": "passes on what it iterates over: test_code_digest",
     "suggestions": "near names in errors",

@@ -91,6 +91,9 @@ class Project:
                 lines = [next(file) for _ in range(rows)]
             (self.folder / f"data/{name}.jsonl").write_text("".join(lines), encoding="utf-8")
         shutil.copy(ROOT / "resources/chat_templates/chatml.jinja", self.folder / "data")
+        # As in the config, and another list.
+        (self.folder / "data/sources.yaml").write_text("- {files: [data/chat.jsonl]}\n", encoding="utf-8")
+        (self.folder / "data/weighed.yaml").write_text("- {files: [data/chat.jsonl], weight: 2}\n", encoding="utf-8")
         return self
 
     def copy_to(self, folder: Path) -> "Project":

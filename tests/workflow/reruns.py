@@ -337,6 +337,11 @@ REFUSED = {
 
 # Keys that an edit above can't show alone: the config before, the key's new value, and the stages whose jobs differ.
 SINGLE = {
+    # What the list holds counts, and not where it is.
+    "corpora.sources in a file": ({}, {"corpora.chat.sources": "data/sources.yaml"}, set()),
+    "corpora.sources in another file": (
+        {"corpora.chat.sources": "data/sources.yaml"}, {"corpora.chat.sources": "data/weighed.yaml"}, {"corpus"}
+    ),
     "sft.base.revision": (ADOPTED, {"sft.run.base": {**PRETRAINED, "revision": "f00"}}, {"sft"}),
     "sft.base.trust_remote_code": (ADOPTED, {"sft.run.base.trust_remote_code": True}, {"sft", "ref_logps", "dpo", "eval"}),
     "sft.base.rope": (ADOPTED, {"sft.run.base.rope": ROPE}, {"sft"}),

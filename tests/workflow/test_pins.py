@@ -98,8 +98,9 @@ def test_torch_is_one_line_of_the_lock():
     assert len(re.findall("^torch==", (ROOT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE)) == 1
 
 
-# Used where they are, and done without elsewhere; the trainings' environment has what of them conda-forge has.
-OPTIONAL = {"deepspeed", "flash_attn"}
+# Used where they are, and done without elsewhere; the trainings' environment has what of them conda-forge has. Only planning
+# and the corpus stage read from web servers, with aiohttp, which s3fs brings.
+OPTIONAL = {"deepspeed", "flash_attn", "aiohttp"}
 # The packages that every stage needs.
 RUN = "snaketune.stages.run"
 

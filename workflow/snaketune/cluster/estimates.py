@@ -23,6 +23,7 @@ from snaketune.cluster.site import ResourceRequest
 from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.generation import Server
 from snaketune.engine.threads import MIN_WIDTH_FOR_THREADS
+from snaketune.locations import located, size_of
 from snaketune.stages.declaration import Cost, ModelCost
 from snaketune.stages.job import Job
 from snaketune.stages.specs import ReproductionSpec, canonical
@@ -264,12 +265,11 @@ def _base(job: Job) -> Pretrained | Scratch | None:
 def _read(spec: Any) -> float:
     """The bytes of text that the sources of a corpus, or of a part of it, hold."""
     total = UNKNOWN_ROWS * sum(source.hub is not None for source in spec.sources)
-    files = [Path(file) for source in spec.sources for file in source.files]
+    files = [file for source in spec.sources for file in source.files]
     ranges = getattr(spec, "ranges", ()) or ((1, 1, 1),) * len(files)
     for file, (first, last, pieces) in zip(files, ranges, strict=True):
         # A missing file is reported by the job that reads it.
-        if file.exists():
-            total += file.stat().st_size * GROWS.get(file.suffix, 1) * (last - first + 1) / pieces
+        total += size_of(located(file)) * GROWS.get(Path(file).suffix, 1) * (last - first + 1) / pieces
     return total
 
 

@@ -10,7 +10,9 @@ from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+from snaketune.data_folders import SUCCESS, data_files
 from snaketune.errors import SnaketuneError
+from snaketune.locations import check_url, is_remote, is_several, listed
 
 # Without braces and control characters, which Snakemake's wildcards and shells would interpret.
 PLAIN_PATH = re.compile(r"[^{}\x00-\x1f]+")
@@ -97,8 +99,15 @@ def normalized_path(path: str) -> str:
 def files_at(path: str) -> list[str]:
     """The files of a folder, or those that a pattern matches, in the order of their names; a path of neither kind unchanged.
 
-    Hidden files and those that begin with `_`, as finished jobs of other programs leave them, aren't data. ValueError: no file.
+    Hidden files and those that begin with `_`, as finished jobs of other programs leave them, aren't data. ValueError: no file,
+    or the program that writes a folder hasn't finished.
     """
+    if is_remote(path):
+        try:
+            return listed(path) if is_several(path) else [path]
+        except SnaketuneError as error:
+            # For the message to name the key.
+            raise ValueError(str(error)) from None
     place = Path(path)
     try:
         is_pattern = not place.exists() and any(character in path for character in "*?[")
@@ -107,9 +116,14 @@ def files_at(path: str) -> list[str]:
     except (OSError, ValueError):
         # A name that no file can have is reported where the file is read.
         return [path]
-    anchor = Path(place.anchor)
-    found = anchor.glob(str(place.relative_to(anchor))) if is_pattern else place.rglob("*")
-    files = [str(file) for file in found if file.is_file() and not file.name.startswith((".", "_"))]
+    if is_pattern:
+        anchor = Path(place.anchor)
+        found = anchor.glob(str(place.relative_to(anchor)))
+        files = [str(file) for file in found if file.is_file() and not file.name.startswith((".", "_"))]
+    else:
+        names = (file.relative_to(place).as_posix() for file in place.rglob("*"))
+        data = data_files(path, names, lambda name: (place / name).read_bytes(), _is_part_of_finished(place))
+        files = [str(place / name) for name in data if (place / name).is_file()]
     if not files:
         raise ValueError(
             f"{path!r} {'matches' if is_pattern else 'has'} no file; paths are relative to the working directory"
@@ -117,4 +131,11 @@ def files_at(path: str) -> list[str]:
     return sorted(files)
 
 
+def _is_part_of_finished(folder: Path) -> bool:
+    """Whether a folder is a partition (`language=de`) of a table that Spark has finished."""
+    return "=" in folder.name and ((folder.parent / SUCCESS).exists() or _is_part_of_finished(folder.parent))
+
+
 LocalPath = Annotated[str, AfterValidator(normalized_path)]
+# A local path or a URL.
+DataPath = Annotated[str, AfterValidator(lambda path: check_url(path) if is_remote(path) else normalized_path(path))]

@@ -6,11 +6,12 @@ import re
 from itertools import chain
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, JsonValue, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, field_validator, model_validator
 
-from snaketune.config.base import Fraction, LocalPath, Model, Name, PositiveInt, Revision, ShortText, files_at
+from snaketune.config.base import DataPath, Fraction, Model, Name, PositiveInt, Revision, ShortText, files_at
 from snaketune.config.conditions import Conditions
 from snaketune.config.row_fields import Fields
+from snaketune.config.source_lists import listed_sources
 
 Layout = Literal[
     "auto", "messages", "turns", "contents", "moss", "dialogue", "prompt-response", "instances", "message-tree", "message-rows",
@@ -80,13 +81,14 @@ EmptyReasoning = Literal["mask", "supervise", "omit"]
 
 
 class Source(Model):
-    """Source of rows: local files, a Hub dataset, or scored responses of a model; exactly one of the three."""
+    """Source of rows: files, a Hub dataset, or scored responses of a model; exactly one of the three."""
 
-    files: tuple[LocalPath, ...] = ()
-    """Local files, folders (with all files below, but hidden ones and those that begin with `_`) and patterns such as
-    `data/**/*.jsonl`, relative to the working directory: JSON, JSON lines, CSV, Parquet or Arrow, optionally compressed as .gz,
-    .xz or .zst, or in a .zip or .tar archive. Corpora of kind `text` also take plain text, one document per file. The format is
-    detected from the content of a file, not from its name."""
+    files: tuple[DataPath, ...] = ()
+    """Files, folders (with all files below, but hidden ones and those that begin with `_`) and patterns such as
+    `data/**/*.jsonl`: JSON, JSON lines, CSV, Parquet or Arrow, optionally compressed as .gz, .xz or .zst, or in a .zip or .tar
+    archive. Corpora of kind `text` also take plain text, one document per file. The format is detected from the content of a
+    file, not from its name. Paths are relative to the working directory; URLs begin with `s3://`, `gs://`, `az://`,
+    `hf://datasets/`, `https://` or `http://`, and that of a folder ends with `/`."""
     encoding: str = "utf-8"
     """Encoding of text files (JSON, CSV, plain text), by its Python name: `cp1252`, `utf-16`, `shift_jis`."""
     delimiter: str | None = None
@@ -206,7 +208,7 @@ class Source(Model):
             raise ValueError(f"{selects[0]} selects scored responses; name them under `scores`, or remove it")
         for key in ("encoding", "delimiter", "header"):
             if self.hub and getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"{key} applies to local files, and this source is a Hub dataset; remove it")
+                raise ValueError(f"{key} applies to files, and this source is a Hub dataset; remove it")
         return self
 
 
@@ -293,8 +295,15 @@ class CorpusContent(Model):
     kind: Literal["conversations", "preferences", "unpaired", "text"]
     """Kind of rows. `unpaired` holds single completions, each labelled good or bad, for `kto` and `apo_zero_unpaired`. `text`
     holds documents for continued pre-training; every token of them is supervised."""
-    sources: Annotated[tuple[Source, ...], Field(min_length=1)]
-    """Sources of the rows; rows are written in this order."""
+    sources: Annotated[
+        tuple[Source, ...],
+        Field(min_length=1),
+        BeforeValidator(
+            listed_sources, json_schema_input_type=str | Annotated[tuple[Source, ...], Field(min_length=1)]
+        ),
+    ]
+    """Sources of the rows; rows are written in this order. A text names a YAML file that holds the list: what it holds counts,
+    and not its name."""
     held_out: Fraction = 0.05
     """Share of the prompts held out for evaluation. 1 makes the whole corpus an evaluation set."""
     split_seed: Annotated[int, Field(ge=0)] = 0
@@ -373,7 +382,7 @@ class Corpus(CorpusContent):
 
     parts: Annotated[int, Field(ge=1, le=512)] | None = None
     """Number of parallel jobs that read, tokenize and write the corpus; it doesn't change the result. Default: one per 256 MB
-    of local files, 128 at most. A file is read by one job, JSON lines and Parquet above 16 MB by several."""
+    of files, 128 at most. A file is read by one job, JSON lines and Parquet above 16 MB by several."""
     reasoning: Reasoning | None = None
     """Reasoning of assistants, and whatever else the chat template writes in the last turn only. `exact` trains every turn as
     it is generated: the conversation as later turns see it is a trunk, each rewritten turn a branch of it, computed together.

@@ -1,7 +1,7 @@
 """Validate a parsed config and convert it to a `Workflow`, with error messages that say what to change."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from difflib import get_close_matches
 from itertools import product
@@ -24,6 +24,7 @@ from snaketune.config.secrets import find_secret
 from snaketune.config.training_runs import snapshots_of
 from snaketune.config.workflow import Variants, Workflow
 from snaketune.errors import SnaketuneError
+from snaketune.locations import facts_of, is_local
 from snaketune.suggestions import unknown
 
 # What a value of a grid can be called in the names of runs; see `base.NAME_PATTERN`.
@@ -171,7 +172,8 @@ def _check_files(config: Workflow) -> None:
     for name, corpus in config.corpora.items():
         for number, source in enumerate(corpus.sources):
             key = f"corpora.{name}.sources.{number}"
-            for file in source.files:
+            _check_remote(f"{key}.files", source.files)
+            for file in filter(is_local, source.files):
                 _check_local(f"{key}.files", file, Path.is_file, "a file")
             if source.hub:
                 _check_dataset(f"{key}.hub.path", source.hub.path)
@@ -192,6 +194,13 @@ def _check_files(config: Workflow) -> None:
     for name, evaluation in config.eval.items():
         if evaluation.tasks and (folder := evaluation.tasks.folder) is not None:
             _check_local(f"eval.{name}.tasks.folder", folder, _has_tasks, "a folder with task files (*.yaml)")
+
+
+def _check_remote(key: str, files: Iterable[str]) -> None:
+    try:
+        facts_of(files)
+    except SnaketuneError as error:
+        raise SnaketuneError(f"{key}: {error}") from None
 
 
 def _check_model(key: str, path: str, weights: bool = True) -> None:

@@ -13,15 +13,25 @@ TOKEN = re.compile(
 )
 # `user:password` before the host of a URL; the password may have an @.
 PASSWORD_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s:]*:[^/\s]+(?=@)")
+# The value of a signature or a key in the query of a URL, as in signed URLs of object stores.
+SIGNATURE_IN_ADDRESS = re.compile(
+    r"(://[^\s'\"<>]*?[?&](?:x-(?:amz|goog)-(?:signature|credential|security-token)|signature|sig|awsaccesskeyid|googleaccessid"
+    r"|key-pair-id|(?:[a-z]+[_-])?(?:token|key|secret|password))=)[^&#\s'\"<>…]+",
+    re.IGNORECASE,
+)
 
 
 def without_secrets(text: str) -> str:
-    """Mask tokens, and users with passwords in URLs, in a text.
+    """Mask tokens, users with passwords in URLs, and signatures of URLs, in a text.
 
     >>> without_secrets("no https://me:word@host/x?token=hf_abcdefghijklmnopqrstuvw for you")
     'no https://…@host/x?token=… for you'
     """
-    return TOKEN.sub(HIDDEN, PASSWORD_IN_ADDRESS.sub(HIDDEN, text))
+    text = TOKEN.sub(HIDDEN, PASSWORD_IN_ADDRESS.sub(HIDDEN, text))
+    # A URL may have several.
+    while (masked := SIGNATURE_IN_ADDRESS.sub(rf"\1{HIDDEN}", text)) != text:
+        text = masked
+    return text
 
 
 def find_secret(config: Any) -> str | None:
@@ -31,7 +41,7 @@ def find_secret(config: Any) -> str | None:
     'report.note'
     """
     for keys, value in nested(config):
-        if isinstance(value, str) and (TOKEN.search(value) or PASSWORD_IN_ADDRESS.search(value)):
+        if isinstance(value, str) and without_secrets(value) != value:
             return ".".join(keys)
     return None
 

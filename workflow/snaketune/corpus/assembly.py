@@ -35,6 +35,7 @@ from snaketune.corpus.reading.sources import hub_name
 from snaketune.corpus.selecting.evaluation_ngrams import load_evaluations
 from snaketune.corpus.selecting.scanned_parts import QUARANTINE, ScannedParts, SourceCounts
 from snaketune.errors import SnaketuneError
+from snaketune.locations import File
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CorpusSpec, ReadSpec
@@ -63,15 +64,15 @@ def assemble(
     spec: CorpusSpec,
     work: WorkFolder,
     *,
-    files: list[Path],
+    files: list[File],
     against: list[Artifact],
-    against_files: list[Path],
+    against_files: list[File],
     selected: Sequence[Artifact],
 ) -> Outcome:
     """Write a corpus of one part to the payload, with the records of quarantined and dropped rows.
 
     Args:
-        files: the local files of all sources, in order.
+        files: the files of all sources, in order.
         against: corpora whose held-out rows train rows are compared with, where `decontamination` is configured.
         against_files: data files of evaluation tasks that train rows are compared with likewise.
         selected: rows from scored responses, for each source of such.
@@ -90,9 +91,9 @@ def assemble(
 def read_sources(
     spec: ReadSpec,
     folder: Path,
-    files: list[Path],
+    files: list[File],
     against: list[Artifact],
-    against_files: list[Path],
+    against_files: list[File],
     selected: Sequence[Artifact],
 ) -> dict[str, int]:
     """Do the first pass over the sources of a part. Return its counts of rows."""
@@ -147,8 +148,8 @@ def _save_records(work: WorkFolder) -> str:
 
 
 def _with_files(
-    spec: ReadSpec, files: list[Path], selected: Sequence[Artifact]
-) -> Iterator[tuple[Source, list[Path], list[Range]]]:
+    spec: ReadSpec, files: list[File], selected: Sequence[Artifact]
+) -> Iterator[tuple[Source, list[File], list[Range]]]:
     """Each source with its files and their ranges; one of scored responses as a source of the file that holds its rows."""
     expected = sum(len(source.files) for source in spec.sources)
     if len(files) != expected:

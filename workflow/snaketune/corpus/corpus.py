@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.locations import File
 from snaketune.stages.cache import libraries
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Cost, Stage, any_number
@@ -36,7 +37,7 @@ def build(
     spec: CorpusSpec,
     work: WorkFolder,
     *,
-    files: list[Path],
+    files: list[File],
     against: list[Artifact],
     against_files: list[Path],
     selected: Sequence[Artifact] = (),

@@ -56,6 +56,7 @@ from snaketune.corpus.values.frames import SharedFrame
 from snaketune.corpus.values.row_file import RowFile
 from snaketune.errors import SnaketuneError
 from snaketune.files import write_json
+from snaketune.locations import File
 from snaketune.patterns import TooSlow, search
 from snaketune.progress import progress
 from snaketune.stages.specs import ReadSpec
@@ -105,7 +106,7 @@ class Scan(ExitStack):
         self.batch: list[Row] = []
         self.locations: list[dict[str, Any]] = []
 
-    def read(self, source: Source, paths: list[Path], ranges: list[Range]) -> None:
+    def read(self, source: Source, paths: list[File], ranges: list[Range]) -> None:
         """Args: ranges: of each file, the range that is read."""
         counts = SourceCounts()
         self.sources.append(counts)
@@ -138,11 +139,11 @@ class Scan(ExitStack):
         write_json(self.folder / FACTS, facts)
         return {name: sum(getattr(counts, name) for counts in self.sources) for name in ("read", "quarantined", "rows")}
 
-    def _read_file(self, file: str, path: Path, source: Source, keys: TextKeys) -> None:
+    def _read_file(self, file: str, path: File, source: Source, keys: TextKeys) -> None:
         for name, raws in read_files(path, file, plain=self.spec.kind == TEXT, keys=keys):
             self._read(name, raws, source)
 
-    def _read_range(self, number: int, name: str, path: Path, part: Range, source: Source, keys: TextKeys) -> None:
+    def _read_range(self, number: int, name: str, path: File, part: Range, source: Source, keys: TextKeys) -> None:
         plain = self.spec.kind == TEXT
         read = read_range(path, name, part, rows_compared=ROWS_COMPARED, plain=plain, keys=keys)
         if read:

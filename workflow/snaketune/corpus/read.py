@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.locations import File, size_of
 from snaketune.stages.cache import libraries
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Cost, Stage, any_number
@@ -29,7 +30,7 @@ def build(
     spec: ReadSpec,
     work: WorkFolder,
     *,
-    files: list[Path],
+    files: list[File],
     against: list[Artifact],
     against_files: list[Path],
     selected: list[Artifact],
@@ -38,7 +39,7 @@ def build(
     from snaketune.corpus.reading.ranges import Range
 
     counts = read_sources(spec, work.payload, files, against, against_files, selected)
-    spans = (Range(*part).of(path.stat().st_size) for path, part in zip(files, spec.ranges, strict=True))
+    spans = (Range(*part).of(size_of(path)) for path, part in zip(files, spec.ranges, strict=True))
     return Outcome(
         counts=counts, run={"rows_read": counts["read"], "bytes_read": sum(end - start for start, end in spans)}
     )

@@ -14,9 +14,11 @@ from snaketune.config.base import is_local_path
 from snaketune.config.base_models import Pretrained
 from snaketune.config.load import written_out
 from snaketune.config.overrides import apply_overrides
+from snaketune.config.source_lists import listed_sources
 from snaketune.config.task_files import TaskFiles, task_files
 from snaketune.errors import SnaketuneError, first_line
 from snaketune.files import write_json
+from snaketune.locations import is_remote
 
 ROWS, HELD_OUT, ANSWERS, NEW_TOKENS, MAX_LENGTH = 20, 0.3, 2, 8, 2048
 VOCABULARY = 400
@@ -73,6 +75,7 @@ def smoke_config(config: dict[str, Any], small_base: Callable[[dict[str, Any]], 
         if 0 < corpus.get("held_out", HELD_OUT) < 1:
             corpus["held_out"] = HELD_OUT
         corpus["parts"] = 1
+        corpus["sources"] = listed_sources(corpus["sources"])
         for source in corpus["sources"]:
             source["max_rows"] = min(source.get("max_rows", ROWS), ROWS)
             if "scores" in source:
@@ -183,6 +186,8 @@ def _link_task_files(tasks: str | None, folder: Path) -> None:
 
 def _absolute(path: str) -> str:
     """A path of the project as seen from the smoke run's folder; the id of a Hub model or dataset stays."""
+    if is_remote(path):
+        return path
     return str(Path(path).absolute()) if is_local_path(path) or Path(path).exists() else path
 
 

@@ -13,11 +13,13 @@ from pathlib import Path
 from snaketune.config.corpus_sources import Source
 from snaketune.corpus.reading.archives import GZIP_MAGIC, XZ_MAGIC, ZSTD_MAGIC, is_tar, is_zip, open_decompressed
 from snaketune.corpus.reading.encodings import UTF_8, may_be_western, other_unicode
-from snaketune.corpus.reading.formats import HEAD_LENGTH, TextKeys, format_of, suffix_of
+from snaketune.corpus.reading.formats import HEAD_LENGTH, TextKeys, format_of, suffix_of, table_format
 from snaketune.corpus.reading.json_files import rows_of_line
 from snaketune.corpus.reading.sources import READ_ERRORS, hub_name, read_files, read_hub
 from snaketune.corpus.rows import TEXT, RawRow, leaves
 from snaketune.errors import SnaketuneError
+from snaketune.locations import File, located, size_of
+from snaketune.remote_files import HEAD_BYTES, open_file
 
 MAX_ROWS = 2000
 MAX_CHARACTERS = 2_500_000
@@ -65,12 +67,15 @@ def samples_of(source: Source, kind: str | None) -> list[FileSample]:
         return [FileSample(name=name, format="Hub dataset", raws=raws, whole=whole, rows=rows, trouble=trouble)]
     keys = TextKeys(source.encoding, source.delimiter, source.header)
     max_rows, max_characters = (max(1, limit // len(source.files)) for limit in (MAX_ROWS, MAX_CHARACTERS))
-    return [sample for file in source.files for sample in _of_file(Path(file), kind, keys, max_rows, max_characters)]
+    return [sample for file in source.files for sample in _of_file(located(file), kind, keys, max_rows, max_characters)]
 
 
-def encoding_of(path: Path) -> str:
+def encoding_of(path: File) -> str:
     """The encoding of a text file, as far as its first bytes show it."""
     head = _head(path)
+    # The zero bytes of a small Arrow file look like those of UTF-16.
+    if table_format(head):
+        return UTF_8
     if encoding := other_unicode(head):
         return encoding
     try:
@@ -81,7 +86,7 @@ def encoding_of(path: Path) -> str:
         return "cp1252" if may_be_western(head) else UTF_8
 
 
-def _of_file(path: Path, kind: str | None, keys: TextKeys, max_rows: int, max_characters: int) -> Iterator[FileSample]:
+def _of_file(path: File, kind: str | None, keys: TextKeys, max_rows: int, max_characters: int) -> Iterator[FileSample]:
     """Yield one sample, or of an archive one for each file in it, until there are enough rows."""
     name, head = str(path), _head(path)
     archive = "tar" if is_tar(head) else "zip" if head and is_zip(path) else None
@@ -106,12 +111,12 @@ def _of_file(path: Path, kind: str | None, keys: TextKeys, max_rows: int, max_ch
 
 
 def _sample(
-    path: Path, format_: str | None, keys: TextKeys, raws: list[RawRow], whole: bool, trouble: str | None
+    path: File, format_: str | None, keys: TextKeys, raws: list[RawRow], whole: bool, trouble: str | None
 ) -> FileSample:
     """The sample of a file that isn't an archive; `format_` is its format, None if it isn't supported."""
     if format_ is None:
         return FileSample(name=str(path), raws=[], whole=True, trouble=trouble)
-    with path.open("rb") as file:
+    with open_file(path) as file:
         magic = file.read(max(map(len, COMPRESSION)))
     compression = next((name for start, name in COMPRESSION.items() if magic.startswith(start)), None)
     rows, estimated = len(raws), False
@@ -123,12 +128,12 @@ def _sample(
     return FileSample(
         name=str(path),
         format=f"{format_name}, {compression}" if compression else format_name,
-        bytes=path.stat().st_size,
+        bytes=size_of(path),
         raws=raws,
         whole=whole,
         rows=rows,
         estimated=estimated,
-        further=_further(path, rows, raws[-1].number) if cheap else [],
+        further=_further(path, rows, raws[-1].number) if cheap and isinstance(path, Path) else [],
         trouble=trouble,
     )
 
@@ -144,9 +149,9 @@ def _format(head: bytes, name: str, kind: str | None, keys: TextKeys) -> str | N
     return None
 
 
-def _head(path: Path) -> bytes:
+def _head(path: File) -> bytes:
     """The first bytes of a file, decompressed; nothing if it can't be read, for which the error of reading has why."""
-    with suppress(*READ_ERRORS), open_decompressed(path) as file:
+    with suppress(SnaketuneError, *READ_ERRORS), open_decompressed(path) as file:
         return file.read(HEAD_LENGTH)
     return b""
 
@@ -172,32 +177,33 @@ def _length(raw: RawRow) -> int:
     return sum(len(leaf) for leaf in leaves(raw.value) if isinstance(leaf, str))
 
 
-def _rows_in_all(path: Path, format_: str, raws: list[RawRow]) -> tuple[int | None, bool]:
+def _rows_in_all(path: File, format_: str, raws: list[RawRow]) -> tuple[int | None, bool]:
     """The number of rows of a file that wasn't read completely, if known, and whether it is an estimate."""
     if format_ == "parquet":
         from pyarrow.parquet import read_metadata
 
         with suppress(*READ_ERRORS):
-            return read_metadata(path).num_rows, False
+            return read_metadata(open_file(path)).num_rows, False
     elif raws and raws[-1].unit == "line" and format_ != TEXT:
-        with path.open("rb") as file:
-            head = file.read(MAX_CHARACTERS)
+        with open_file(path) as file:
+            # Of a remote file, what is in memory.
+            head = file.read(MAX_CHARACTERS if isinstance(path, Path) else HEAD_BYTES)
         if lines := head.count(b"\n"):
-            return max(raws[-1].number, round(path.stat().st_size / len(head) * lines)), True
+            return max(raws[-1].number, round(size_of(path) / len(head) * lines)), True
     return None, False
 
 
-def _further(path: Path, rows: int, read: int) -> list[RawRow]:
+def _further(path: File, rows: int, read: int) -> list[RawRow]:
     """Rows at even distances of those that weren't read, and the last one.
 
     Args:
         rows: estimated number of lines in the file.
         read: number of lines read.
     """
-    size = path.stat().st_size
+    size = size_of(path)
     numbers = sorted({read + (rows - read) * part // FURTHER_ROWS for part in range(1, FURTHER_ROWS)})
     lines = {}
-    with path.open("rb") as file:
+    with open_file(path) as file:
         for number in numbers:
             file.seek(size * number // rows)
             # The first line is cut, so the second is taken.

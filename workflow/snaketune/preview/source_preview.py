@@ -12,9 +12,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from snaketune.config.corpus_sources import Fields, Source
+from snaketune.config.invalid_values import lines_of
+from snaketune.config.secrets import find_secret
 from snaketune.corpus.reading.sources import hub_name
 from snaketune.corpus.rows import TEXT
+from snaketune.errors import SnaketuneError
+from snaketune.locations import located
 from snaketune.preview.config_corpora import PreviewedCorpus
 from snaketune.preview.config_entry import entry, suggested
 from snaketune.preview.reading import Reading, best_reading, read_as, read_further, repairs_that_help
@@ -72,7 +78,15 @@ class SourcePreview:
 
 
 def preview_file(file: str, renderer: Renderer) -> SourcePreview:
-    source = Source(files=(file,), encoding=encoding_of(Path(file)))
+    if find_secret([file]):
+        raise SnaketuneError(
+            "a URL with a password, a token or a signature isn't read; credentials come from the environment"
+        )
+    try:
+        source = Source(files=(file,))
+        source = Source(files=source.files, encoding=encoding_of(located(file)))
+    except ValidationError as error:
+        raise SnaketuneError("\n".join(lines_of(error))) from None
     samples = samples_of(source, None)
     reading, counts = best_reading(source, samples)
     if samples and not reading.used and samples[0].format.startswith(FORMATS["csv"]):

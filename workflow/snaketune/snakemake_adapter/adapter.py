@@ -26,6 +26,7 @@ from snaketune.cluster.site import read_site, site_file
 from snaketune.cluster.submission_check import check, wait_for_controller
 from snaketune.config.task_files import check_shipped_tasks
 from snaketune.errors import SnaketuneError
+from snaketune.locations import forget, is_local, recall
 from snaketune.publishing.convert import find_converter
 from snaketune.publishing.push import pushed_jobs
 from snaketune.snakemake_adapter.checks import check_storage, plain_errors
@@ -36,6 +37,7 @@ from snaketune.snakemake_adapter.terminal import ending_lines, is_news, leaving_
 from snaketune.stages.cache.status import made_from
 from snaketune.stages.host.launch_command import check_installed, check_limit, check_nodes, describe_launch
 from snaketune.stages.job import RESULTS, Job
+from snaketune.stages.job_files import KNOWN
 from snaketune.stages.links import check_link
 from snaketune.stages.planner import Planner
 from snaketune.stages.table import STAGES
@@ -66,6 +68,11 @@ class Adapter:
         # Each is called once.
         self._start_planning, self._check_submissions = cache(self._write_job_files), cache(self._submit_whole_groups)
         with plain_errors():
+            # Each plan asks stores anew; processes that run its jobs don't.
+            if self.plans:
+                forget()
+            else:
+                recall(KNOWN)
             self.planner = Planner(config, is_forced=self._is_forced, deploys=self.deploys)
             self.graph = self.planner.graph
             if self.plans and not self.deploys:
@@ -184,7 +191,8 @@ class Adapter:
     def previewed(self, wildcards: Wildcards) -> list[str]:
         """Return the files of all corpora."""
         corpora = self.graph.config.corpora.values()
-        return [file for corpus in corpora for source in corpus.sources for file in source.files]
+        named = (file for corpus in corpora for source in corpus.sources for file in source.files)
+        return [file for file in named if is_local(file)]
 
     def link_to_best(self) -> dict[str, Any]:
         """Return the link to the best run's model, an output of the report if the config ranks runs."""

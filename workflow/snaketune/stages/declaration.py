@@ -7,11 +7,11 @@ The declaration isn't part of the code digest (`stages.cache.syntax`), so editin
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base import Model
+from snaketune.locations import File
 from snaketune.stages.cache.libraries import Inputs, always
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Stage:
     def name(self) -> str:
         return self.module.rpartition(".")[2]
 
-    def arguments(self, artifacts: dict[str, list[Artifact]], files: dict[str, list[Path]]) -> dict[str, Any]:
+    def arguments(self, artifacts: dict[str, list[Artifact]], files: dict[str, list[File]]) -> dict[str, Any]:
         """The keyword arguments of `build` by role: one artifact, a list of them, or files."""
         read = {
             role: artifacts.get(role, []) if definition.many else artifacts[role][0]

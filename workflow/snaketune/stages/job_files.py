@@ -31,6 +31,8 @@ JOBS = RESULTS / ".jobs"
 # Files of jobs that a dry run plans differently: a run in progress may still read the files of the last run.
 DRY_RUN = JOBS / ".dry-run"
 LOCK = ".lock"
+# What stores said of remote files when jobs were planned.
+KNOWN = JOBS / ".remote.json"
 # The reason of a job that the command line forces: it computes, though its result exists.
 FORCED = "forced"
 # 2000-01-01, before any result.
@@ -46,6 +48,8 @@ class JobFile(Model):
     out: str  # the folder that the result is published in
     spec: dict[str, Any]
     inputs: dict[str, tuple[str, ...]]  # by role: manifests of results, or external files
+    # By URL, the identity of each remote file when the job was planned, which must be unchanged when it runs.
+    remote: dict[str, str] = {}
     # Digest of the stage's code when the job was planned, which must be unchanged when it runs; None: not compared.
     code: str | None = None
     # `versions`: a result made with other versions of the stage's libraries isn't reused.

@@ -18,6 +18,7 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
+from snaketune.locations import File, located
 from snaketune.stages.cache.code_digest import code_digest
 from snaketune.stages.cache.fingerprint import Key
 from snaketune.stages.declaration import Stage
@@ -42,6 +43,7 @@ class LoadedJob:
         code: digest of the code that shapes the result.
         reruns_on: `versions` if a result made with other versions of libraries isn't reused.
         artifacts, files: inputs by role. Manifests hold what the fingerprint counts.
+        remote: by URL, the identity that each remote file had when the job was planned.
         device: kind of device that it computes on, if it does. Kinds share neither results nor unfinished work.
         paused_at: the share of its steps at which its race has paused it, where its spec ends; None if it hasn't.
         forced: whether it computes even if its result exists.
@@ -57,7 +59,8 @@ class LoadedJob:
     tracking: Tracking = Tracking()
     reruns_on: str = "code"
     artifacts: dict[str, list[Artifact]] = field(default_factory=dict)
-    files: dict[str, list[Path]] = field(default_factory=dict)
+    files: dict[str, list[File]] = field(default_factory=dict)
+    remote: dict[str, str] = field(default_factory=dict)
     device: str = ""
     paused_at: float | None = None
     forced: bool = False
@@ -115,6 +118,7 @@ def read_job(path: Path) -> LoadedJob:
         reruns_on=job.reruns_on,
         artifacts=artifacts,
         files=files,
+        remote=job.remote,
         device=("cuda" if operation.gpus and visible_gpus() else "cpu") if stage.gpu else "",
         paused_at=share,
         forced=FORCED in job.stale,
@@ -129,11 +133,11 @@ def _validated(model: type[M], content: dict[str, Any], key: str) -> M:
         raise SnaketuneError(f"{key} is invalid: {issues_of(error)}") from None
 
 
-def _inputs(stage: Stage, paths: dict[str, tuple[str, ...]]) -> tuple[dict[str, list[Artifact]], dict[str, list[Path]]]:
+def _inputs(stage: Stage, paths: dict[str, tuple[str, ...]]) -> tuple[dict[str, list[Artifact]], dict[str, list[File]]]:
     """The artifacts and the files by role; SnaketuneError if they aren't those that the stage declares."""
     if unexpected := sorted(paths.keys() - {*stage.inputs, *stage.files}):
         raise SnaketuneError(f"inputs: stage {stage.name} has no input {', '.join(unexpected)}; see `snakemake -n`")
-    by_role = {role: [Path(path) for path in paths.get(role, ())] for role in (*stage.inputs, *stage.files)}
+    by_role = {role: [Path(path) for path in paths.get(role, ())] for role in stage.inputs}
     artifacts: dict[str, list[Artifact]] = {}
     for role, source in stage.inputs.items():
         for manifest in by_role[role]:
@@ -147,7 +151,7 @@ def _inputs(stage: Stage, paths: dict[str, tuple[str, ...]]) -> tuple[dict[str, 
                     f"inputs.{role}: {result.manifest_path} is of stage {made_by}; expected {' or '.join(source.stages)}"
                 )
         artifacts[role] = [result.as_input(source.entries) for result in results]
-    return artifacts, {role: by_role[role] for role in stage.files}
+    return artifacts, {role: [located(path) for path in paths.get(role, ())] for role in stage.files}
 
 
 def wait_for_remade(manifest: Path) -> None:

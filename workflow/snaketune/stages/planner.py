@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Collection
 from functools import cache, cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from snaketune.config.load import load
 from snaketune.errors import SnaketuneError
+from snaketune.locations import facts_of, is_local, remember
 from snaketune.stages.cache.code_digest import Modules
 from snaketune.stages.cache.libraries import installed_version
 from snaketune.stages.cache.status import Results, inputs_by_role, made_from
@@ -15,6 +17,7 @@ from snaketune.stages.job import Job
 from snaketune.stages.job_files import (
     DRY_RUN,
     FORCED,
+    KNOWN,
     JobFile,
     changed_at,
     job_file_of,
@@ -58,6 +61,8 @@ class Planner:
         nothing runs, so that files which another run reads stay unchanged.
         """
         holds = not dry_run and lock_job_files()
+        if holds:
+            remember(KNOWN)
         for key, job in self.graph.jobs.items():
             path = self._files[job.key] = job_file_of(*key)
             try:
@@ -80,7 +85,8 @@ class Planner:
         Args: every: include what another input implies: roles (`Stage.transitive`), and the payload beside each manifest.
         """
         implied = () if every else STAGES[job.stage].transitive
-        paths = {role: list(files) for role, files in inputs_by_role(job).items() if role not in implied}
+        # Remote files aren't Snakemake's inputs: the job file says whether they have changed.
+        paths = {role: [*filter(is_local, files)] for role, files in inputs_by_role(job).items() if role not in implied}
         if every:
             paths["payloads"] = [upstream.payload for upstream in _decisive(job)]
         if not self.results.of(job).current:
@@ -124,6 +130,7 @@ class Planner:
             out=job.folder,
             spec=job.plain_spec,
             inputs={role: tuple(paths) for role, paths in inputs_by_role(job).items() if paths},
+            remote={url: facts.identity for url, facts in facts_of(chain(*job.files.values())).items()},
             code=self._codes[job.stage],
             reruns_on=config.reruns_on.get(job.stage, "code"),
             operation=job.operation.model_dump(mode="json", include=set(stage.operation)),

@@ -52,7 +52,7 @@ def run(job: LoadedJob) -> None:
     with claimed_gpus(operation.gpus) if stage.cache_keys else nullcontext():
         build_once(job, partial(_build, job))
     # A stage that reads manifests also waits for the results that they describe.
-    described = map(result_at, job.files.get("manifests", ()))
+    described = [result_at(path) for path in job.files.get("manifests", ()) if isinstance(path, Path)]
     reset_future_times(chain(*job.artifacts.values(), described), operation)
     if line := part_progress(stage.name, job.out):
         print(line, flush=True)
@@ -73,9 +73,11 @@ def build_once(job: LoadedJob, build: Callable[[WorkFolder], Outcome], work_root
     counted_versions = versions if job.reruns_on == "versions" else None
     key, *equivalent = job.cache_keys()
     read_now = read_files(job.files, work_root, shared=stage.array)
+    digests = {str(path): digest for read in read_now.values() for path, digest in read}
+    if changed := [url for url, planned in job.remote.items() if planned != digests.get(url)]:
+        raise SnaketuneError(f"{', '.join(changed)} changed since this run was planned; run again")
     external = {role: [entry for _, entry in fingerprint_entries(role, read)] for role, read in read_now.items()}
     inputs = read_artifacts(job.artifacts, key.by) | external
-    digests = {str(path): digest for read in read_now.values() for path, digest in read}
     attempt = Attempt(stage=stage.name, code=job.code, stamps=stamps, job=job.digest, inputs=inputs, digests=digests)
     name = fingerprint(key, inputs, counted_versions)
     work, claim = WorkFolder(work_root / stage.name / name), Claim(out, name, work_root)

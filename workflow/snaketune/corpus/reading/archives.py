@@ -12,7 +12,6 @@ import tarfile
 import zipfile
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import pyarrow as pa
@@ -20,6 +19,8 @@ import pyarrow as pa
 from snaketune.corpus.excerpts import printable
 from snaketune.corpus.reading.formats import Opener, refuse_zipped
 from snaketune.errors import SnaketuneError
+from snaketune.locations import File, size_of
+from snaketune.remote_files import BYTES_PER_READ, is_remote_reader, open_file
 
 BadZipFile = zipfile.BadZipFile
 GZIP_MAGIC, ZSTD_MAGIC, XZ_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0"
@@ -30,7 +31,6 @@ ENCRYPTED = 1
 MAX_END_RECORD, COUNT_OVERFLOW = 22 + 65535, 65535
 UNPACK = "unpack it, and name its files"
 BUFFER_BYTES = 64 << 20
-BYTES_PER_READ = 1 << 20
 
 
 class Member(NamedTuple):
@@ -58,9 +58,9 @@ class _DecompressedReader(io.BufferedReader):
         self.compressed.close()
 
 
-def open_decompressed(path: Path) -> BinaryIO:
+def open_decompressed(path: File) -> BinaryIO:
     """Open a file decompressed; by content, not by suffix, because some downloaders decompress a .gz and keep its name."""
-    return decompressed(lambda: path.open("rb", buffering=BYTES_PER_READ))
+    return decompressed(lambda: open_file(path))
 
 
 def decompressed(opener: Opener) -> BinaryIO:
@@ -111,8 +111,8 @@ class _Slice(io.RawIOBase):
         super().close()
 
 
-def is_zip(path: Path) -> bool:
-    with path.open("rb") as file:
+def is_zip(path: File) -> bool:
+    with open_file(path) as file:
         return file.read(4) in ZIP_MAGIC
 
 
@@ -125,20 +125,23 @@ def is_tar(head: bytes) -> bool:
     return True
 
 
-def zip_members(path: Path, display_name: str) -> Iterator[Member]:
+def zip_members(path: File, display_name: str) -> Iterator[Member]:
     """Yield the files in a zip archive.
 
     Raises:
         SnaketuneError: the archive is damaged, a member is encrypted or has an unsupported compression, or the archive is a
             document such as a workbook.
     """
+    file = open_file(path)
+    if not file.seekable():
+        raise SnaketuneError(f"{display_name}: the server sends whole files only; download it, and name the local file")
     try:
-        archive = zipfile.ZipFile(path)
+        archive = zipfile.ZipFile(file)
     except (BadZipFile, NotImplementedError) as error:
         damaged = isinstance(error, BadZipFile)
         what = f"is damaged or cut off: {error}; fetch it again" if damaged else f"can't be read: {error}; {UNPACK}"
         raise SnaketuneError(f"{display_name} is a zip archive that {what}") from None
-    with archive:
+    with file, archive:
         if len(archive.infolist()) not in _recorded_counts(path):
             raise SnaketuneError(f"{display_name} is a zip archive with a damaged directory; fetch it again")
         refuse_zipped(archive.namelist(), display_name)
@@ -155,10 +158,10 @@ def zip_members(path: Path, display_name: str) -> Iterator[Member]:
             yield Member(info.filename, partial(_open_zipped, archive, info, name))
 
 
-def _recorded_counts(path: Path) -> tuple[int, ...] | range:
+def _recorded_counts(path: File) -> tuple[int, ...] | range:
     """Return the member counts that the end record of a zip archive allows; zipfile doesn't check them."""
-    with path.open("rb") as file:
-        file.seek(-min(path.stat().st_size, MAX_END_RECORD), io.SEEK_END)
+    with open_file(path) as file:
+        file.seek(-min(size_of(path), MAX_END_RECORD), io.SEEK_END)
         end = file.read()
     number = int.from_bytes(end[end.rfind(ZIP_MAGIC[1]) :][10:12], "little")
     return range(COUNT_OVERFLOW, 1 << 62) if number == COUNT_OVERFLOW else (number,)
@@ -241,7 +244,7 @@ def _is_on_disk(file: BinaryIO) -> bool:
 
 def _open_at(opener: Opener, entry: _TarEntry) -> BinaryIO:
     file = opener()
-    if _is_on_disk(file):
+    if _is_on_disk(file) or is_remote_reader(file):
         file.seek(entry.offset)
     else:
         _skip(file, entry.offset)

@@ -2,22 +2,23 @@
 
 A line belongs to the range that holds its first byte, so that ranges together have each line once. The columns of the first
 rows of the file decide its layout, so these are read for each range. Whatever can't be cut is read whole by the first range:
-compressed files, arrays, CSV, texts in other encodings, and layouts that join rows.
+compressed files, arrays, CSV, texts in other encodings, layouts that join rows, and files of web servers that send them whole.
 """
 
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from snaketune.corpus.reading.archives import decompressed, is_zip, open_decompressed
+from snaketune.corpus.reading.archives import is_zip, open_decompressed
 from snaketune.corpus.reading.encodings import UTF_8
 from snaketune.corpus.reading.formats import HEAD_LENGTH, TextKeys, format_of
 from snaketune.corpus.reading.json_files import is_json_lines, json_lines
 from snaketune.corpus.reading.sources import explained_errors, read_files
 from snaketune.corpus.reading.tables import parquet_groups, read_parquet_groups
 from snaketune.corpus.rows import RawRow
+from snaketune.locations import File, size_of
+from snaketune.remote_files import open_file
 
 
 class Range(NamedTuple):
@@ -73,29 +74,28 @@ class RangeRows(NamedTuple):
 
 
 def read_range(
-    path: Path, display_name: str, part: Range, *, rows_compared: int, plain: bool, keys: TextKeys
+    path: File, display_name: str, part: Range, *, rows_compared: int, plain: bool, keys: TextKeys
 ) -> RangeRows | None:
     """The rows of a range of a file; None if the file can't be cut. Raises what `read_files` raises."""
     with explained_errors(display_name):
         if is_zip(path):
             return None
-        with path.open("rb") as file:
-            opener = partial(open_decompressed, path)
-            head, is_compressed = file.read(HEAD_LENGTH), False
-        with decompressed(lambda: path.open("rb")) as file:
-            is_compressed = file.read(HEAD_LENGTH) != head
-        if is_compressed or not head or keys.encoding != UTF_8:
+        opener = partial(open_decompressed, path)
+        with open_file(path) as file, opener() as decompressed:
+            head = file.read(HEAD_LENGTH)
+            is_cut = file.seekable() and decompressed.read(HEAD_LENGTH) == head
+        if not is_cut or not head or keys.encoding != UTF_8:
             return None
         format_ = format_of(head, display_name, plain=plain, keys=keys)
         if format_ == "json" and is_json_lines(opener, display_name):
-            start, end = part.of(path.stat().st_size)
+            start, end = part.of(size_of(path))
             span = LineSpan(start, end)
             label = f"{display_name}, from byte {start:,}" if start else display_name
             rows: Iterable[RawRow] = json_lines(opener, span)
         elif format_ == "parquet":
-            begin, end = part.of(parquet_groups(path))
+            begin, end = part.of(parquet_groups(opener, display_name))
             span, label = None, display_name
-            rows = read_parquet_groups(path, display_name, range(begin, end))
+            rows = read_parquet_groups(opener, display_name, range(begin, end))
         else:
             return None
     ((_, whole),) = read_files(path, display_name, plain=plain, keys=keys)

@@ -38,6 +38,7 @@ from snaketune.corpus.reading.tables import read_arrow, read_parquet
 from snaketune.corpus.reading.text_files import read_csv, read_text
 from snaketune.corpus.rows import NAN_AS_NULL, Malformed, RawRow, bytes_as_text, nan_as_null, without_nulls
 from snaketune.errors import SnaketuneError
+from snaketune.locations import File
 
 READERS = {"json": read_json, "csv": read_csv, "parquet": read_parquet, "arrow": read_arrow, "text": read_text}
 READ_ERRORS = (
@@ -49,7 +50,7 @@ MAX_NAMES = 20
 
 
 def read_files(
-    path: Path, display_name: str, *, plain: bool = False, keys: TextKeys = DEFAULT_KEYS
+    path: File, display_name: str, *, plain: bool = False, keys: TextKeys = DEFAULT_KEYS
 ) -> Iterator[tuple[str, Iterator[RawRow]]]:
     """Yield name and rows of the file, or of each file in a supported format if it is an archive.
 
@@ -61,7 +62,7 @@ def read_files(
         SnaketuneError: missing, empty, cut off, or in no supported format.
     """
     with explained_errors(display_name):
-        if path.exists() and not path.is_file():
+        if isinstance(path, Path) and path.exists() and not path.is_file():
             what = "a folder; name the files in it" if path.is_dir() else "not a regular file; write its rows to one"
             raise SnaketuneError(f"{display_name} is {what}")
         opener = partial(open_decompressed, path)
@@ -90,7 +91,7 @@ def read_files(
         print_line(f"{display_name}: not read: {names}")
 
 
-def read_file(path: Path, display_name: str, *, plain: bool = False, keys: TextKeys = DEFAULT_KEYS) -> Iterator[RawRow]:
+def read_file(path: File, display_name: str, *, plain: bool = False, keys: TextKeys = DEFAULT_KEYS) -> Iterator[RawRow]:
     """Yield the rows of one file, or of all files in an archive; see `read_files`."""
     for _, rows in read_files(path, display_name, plain=plain, keys=keys):
         yield from rows

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -10,6 +10,10 @@ from snaketune.corpus.excerpts import EXCERPT_LENGTH
 from snaketune.corpus.reading.formats import Opener
 from snaketune.corpus.rows import NAN_AS_NULL, Malformed, RawRow, bytes_as_text, nan_as_null, without_nulls
 from snaketune.errors import SnaketuneError
+from snaketune.remote_files import is_remote_reader
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
 
 ROWS_PER_READ = 1024
 BYTES_PER_READ = 1 << 20
@@ -23,28 +27,28 @@ def read_parquet(opener: Opener, display_name: str) -> Iterator[RawRow]:
         ArrowException, OSError: the file is damaged.
         SnaketuneError: a column is there twice, or the file is compressed and too large to decompress in memory.
     """
+    return _rows(_parquet(opener, display_name).iter_batches(ROWS_PER_READ), display_name)
+
+
+def _parquet(opener: Opener, display_name: str) -> "ParquetFile":
     from pyarrow.parquet import ParquetFile
 
-    return _rows(ParquetFile(_buffer(opener, display_name)).iter_batches(ROWS_PER_READ), display_name)
+    # Else all row groups would be fetched at once.
+    return ParquetFile(_buffer(opener, display_name), pre_buffer=False)
 
 
-def parquet_groups(path: Path) -> int:
+def parquet_groups(opener: Opener, display_name: str) -> int:
     """The number of row groups of a Parquet file."""
-    from pyarrow.parquet import ParquetFile
-
-    with ParquetFile(path) as file:
-        return file.num_row_groups
+    return _parquet(opener, display_name).num_row_groups
 
 
-def read_parquet_groups(path: Path, display_name: str, groups: range) -> Iterator[RawRow]:
+def read_parquet_groups(opener: Opener, display_name: str, groups: range) -> Iterator[RawRow]:
     """Yield the rows of consecutive row groups, numbered as in the whole file. Raises what `read_parquet` raises."""
-    from pyarrow.parquet import ParquetFile
-
-    with ParquetFile(path, memory_map=True) as file:
-        first = sum(file.metadata.row_group(group).num_rows for group in range(groups.start))
-        batches = file.iter_batches(ROWS_PER_READ, row_groups=list(groups)) if groups else ()
-        for raw in _rows(batches, display_name):
-            yield raw._replace(number=first + raw.number)
+    file = _parquet(opener, display_name)
+    first = sum(file.metadata.row_group(group).num_rows for group in range(groups.start))
+    batches = file.iter_batches(ROWS_PER_READ, row_groups=list(groups)) if groups else ()
+    for raw in _rows(batches, display_name):
+        yield raw._replace(number=first + raw.number)
 
 
 def read_arrow(opener: Opener, display_name: str) -> Iterator[RawRow]:
@@ -60,8 +64,11 @@ def read_arrow(opener: Opener, display_name: str) -> Iterator[RawRow]:
 
 
 def _buffer(opener: Opener, display_name: str) -> pa.NativeFile:
-    """Map the file if it isn't compressed, else decompress it into memory."""
-    with opener() as file:
+    """Map the file if it isn't compressed, or read it in parts if it is remote; else decompress it into memory."""
+    file = opener()
+    if is_remote_reader(file):
+        return pa.PythonFile(file, "r")
+    with file:
         raw = getattr(file, "raw", None)
         if isinstance(raw, io.FileIO):
             return pa.memory_map(str(raw.name))

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from snaketune.artifacts.manifest import read_json
 from snaketune.errors import SnaketuneError
 from snaketune.files import digest_file, write_json
+from snaketune.locations import File, facts_of
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.host.threads import available_threads
 
@@ -31,8 +32,9 @@ Stamp = tuple[int, ...]
 UNFINISHED_WORK = ("checkpoints/checkpoint-*/complete", "shards/*")
 
 
-def stamps_of(paths: Iterable[Path]) -> dict[str, Stamp]:
-    return {str(path): stamp_of(path) for path in paths}
+def stamps_of(paths: Iterable[File]) -> dict[str, Stamp]:
+    """The stamps of local files; remote ones have an identity."""
+    return {str(path): stamp_of(path) for path in paths if isinstance(path, Path)}
 
 
 def stamp_of(path: Path) -> Stamp:
@@ -52,8 +54,8 @@ class Attempt:
         code: digest of the stage's code that is in the fingerprint.
         job: digest of the job.
         inputs: digests of artifacts and files by role, as in the fingerprint.
-        stamps: of the external files, taken before the fingerprint was computed.
-        digests: of the same files, as in the fingerprint.
+        stamps: of the local external files, taken before the fingerprint was computed.
+        digests: of all external files, as in the fingerprint.
         versions: of the libraries that the first attempt used.
         threads: the number of threads that torch sums with; None if the stage doesn't compute with torch.
     """
@@ -78,7 +80,9 @@ class Attempt:
 
     def check_files(self) -> None:
         """Raise SnaketuneError if a file has changed since before its digest was computed."""
-        if changed := [path for path, stamp in self.stamps.items() if self._has_changed(path, tuple(stamp))]:
+        changed = [path for path, stamp in self.stamps.items() if self._has_changed(path, tuple(stamp))]
+        remote = facts_of(self.digests, fresh=True)
+        if changed := changed + [url for url, facts in remote.items() if facts.identity != self.digests[url]]:
             raise SnaketuneError(f"{', '.join(changed)} changed while the {self.stage} stage read it; run again")
 
     def _has_changed(self, path: str, before: Stamp) -> bool:

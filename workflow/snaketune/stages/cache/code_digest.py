@@ -36,6 +36,8 @@ EXCLUDED_FROM_DIGEST = {
     "servers": "sends what it is given and returns what a server answers; a response that was paid for stays",
     "report": "draws results; in the report stage itself, it counts",
     "files": "writes, flushes and digests files; what they hold is digested",
+    "data_folders": "selects the files of a folder before the spec is made, and the spec names them",
+    "locations": "lists files and says what identifies their content, which is in the fingerprint",
     # `progress` yields the data that stages read; a test checks that it passes on exactly what it gets.
     "progress": "prints how far work has come",
     "suggestions": "near names in errors",

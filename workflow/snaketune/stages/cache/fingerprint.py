@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from snaketune.artifacts.digests import digest_json
 from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.errors import SnaketuneError
 from snaketune.files import digest_file
+from snaketune.locations import File, facts_of
 from snaketune.stages.cache.attempt import stamp_of
 
 # Reading a smaller file is faster than looking its digest up.
@@ -29,7 +31,7 @@ TICK_NS = 2_000_000_000
 # Roles whose files are read as a folder, in which a library finds files by name.
 FOLDERS = ("base", "tasks", "task_data")
 # A file, and its digest or its entry in a fingerprint.
-Entry = tuple[Path, str]
+Entry = tuple[File, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,23 +73,34 @@ def _counted(artifact: Artifact, entry: str | None) -> str:
     return str(artifact.provenance[entry])
 
 
-def read_files(files: dict[str, list[Path]], work_root: Path, *, shared: bool = False) -> dict[str, list[Entry]]:
-    """The external files with their digests by role; SnaketuneError if one doesn't exist.
+def read_files(files: dict[str, list[File]], work_root: Path, *, shared: bool = False) -> dict[str, list[Entry]]:
+    """The external files with their digests by role; of remote ones, what the store says of their content now.
 
-    Args:
-        shared: whether other jobs read the same files: then each takes the digests that were cached.
+    SnaketuneError if one doesn't exist. Args: shared: whether other jobs read the same files: then each takes the digests that
+    were cached.
     """
+    facts = facts_of(chain(*files.values()), fresh=True)
     for role, paths in files.items():
         for path in paths:
-            if not path.is_file():
+            if isinstance(path, Path) and not path.is_file():
                 raise SnaketuneError(f"{role}: {path} is not a file")
-    digest = cached_digest if shared else compute_digest
-    return {role: [(path, digest(path, work_root)) for path in paths] for role, paths in files.items()}
+    of_local = cached_digest if shared else compute_digest
+
+    def digest(file: File) -> str:
+        return of_local(file, work_root) if isinstance(file, Path) else facts[file.url].identity
+
+    return {role: [(path, digest(path)) for path in paths] for role, paths in files.items()}
 
 
-def cached_entries(role: str, paths: Iterable[Path], work_root: Path) -> list[Entry]:
+def cached_entries(role: str, paths: Iterable[File], work_root: Path) -> list[Entry]:
     """A role's files as entries of a fingerprint, by cached digests of those that haven't changed."""
-    return fingerprint_entries(role, [(path, cached_digest(path, work_root)) for path in paths])
+    paths = list(paths)
+    facts = facts_of(paths)
+
+    def digest(file: File) -> str:
+        return cached_digest(file, work_root) if isinstance(file, Path) else facts[file.url].identity
+
+    return fingerprint_entries(role, [(path, digest(path)) for path in paths])
 
 
 def fingerprint_entries(role: str, digests: list[Entry]) -> list[Entry]:
@@ -97,8 +110,10 @@ def fingerprint_entries(role: str, digests: list[Entry]) -> list[Entry]:
     """
     if role not in FOLDERS or not digests:
         return digests
-    folder = Path(os.path.commonpath([path.absolute().parent for path, _ in digests]))
-    return [(path, f"{digest} {path.absolute().relative_to(folder).as_posix()}") for path, digest in digests]
+    # Only corpora have remote files.
+    local = [(path, path.absolute(), digest) for path, digest in digests if isinstance(path, Path)]
+    folder = Path(os.path.commonpath([absolute.parent for _, absolute, _ in local]))
+    return [(path, f"{digest} {absolute.relative_to(folder).as_posix()}") for path, absolute, digest in local]
 
 
 def cached_digest(path: Path, work_root: Path) -> str:

@@ -16,6 +16,7 @@ from snaketune.artifacts.digests import digest_bytes
 from snaketune.artifacts.manifest import content_digest, is_damaged
 from snaketune.artifacts.plain_json import parse_json
 from snaketune.files import digest_file
+from snaketune.locations import located
 from snaketune.stages.cache.code_digest import accepted_codes
 from snaketune.stages.cache.fingerprint import cached_entries
 from snaketune.stages.cache.work_folders import WORK_ROOT
@@ -145,7 +146,7 @@ class Results:
             for role, jobs in job.artifacts.items()
         }
         for role, files in job.files.items():
-            inputs[role] = [(str(path), entry) for path, entry in cached_entries(role, map(Path, files), WORK_ROOT)]
+            inputs[role] = [(str(path), entry) for path, entry in cached_entries(role, map(located, files), WORK_ROOT)]
         return inputs
 
     def _counted(self, stage: Stage, role: str, upstream: Job) -> str:

@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import NamedTuple
 
 from snaketune.config.corpus_sources import Corpus, Source
+from snaketune.locations import located, size_of
 
 BYTES_PER_PART, MAX_PARTS = 256_000_000, 128
 # The least bytes of a range: its first rows are compared, and those of the file are read once more.
@@ -84,5 +84,4 @@ def _part(corpus: Corpus, units: list[_Unit]) -> CorpusPart:
 
 
 def _size(file: str) -> int:
-    path = Path(file)
-    return path.stat().st_size if path.is_file() else 0
+    return size_of(located(file))
