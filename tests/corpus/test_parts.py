@@ -104,6 +104,15 @@ def test_any_number_of_parts_gives_the_same_bytes(files, tmp_path, monkeypatch, 
         assert of_parts == outcome
 
 
+def test_a_batch_has_the_same_bytes_wherever_its_rows_were_read(tmp_path):
+    """A slice of a buffer is written with some of the bytes that follow it: those of other rows, or none."""
+    rows = [_chat(number, answer=str(number**2)) for number in range(5000)]
+    spec = _written(tmp_path, rows)
+    whole, _ = built_whole(spec, tmp_path)
+    for parts in (2, 3, 5):
+        assert built_in_parts(spec, parts, tmp_path / str(parts))[0] == whole
+
+
 def test_only_the_part_of_a_changed_file_reads_again(files, tmp_path):
     """A part's spec has nothing of which rows are used, nor of other parts' files."""
     spec = _spec(files, CASES["several files"])

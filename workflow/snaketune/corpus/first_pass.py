@@ -73,12 +73,11 @@ class RangeFacts:
     """What a range of a file leaves to be checked with the file's other ranges.
 
     Attributes:
-        source, file: indices of its source in the part, and of the file in the source.
+        source: number of its source in the part.
         lines: the lines that it covers, if its rows are numbered from its own first line.
     """
 
     source: int
-    file: int
     name: str
     lines: int | None
     checks: dict[str, Any]
@@ -114,9 +113,9 @@ class Scan(ExitStack):
             if source.hub:
                 self._read(hub_name(source.hub), read_hub(source.hub), source)
             keys = TextKeys(source.encoding, source.delimiter, source.header)
-            for number, (file, path, part) in enumerate(zip(source.files, paths, ranges)):
+            for file, path, part in zip(source.files, paths, ranges):
                 if part.last - part.first + 1 < part.count:
-                    self._read_range(number, file, path, part, source, keys)
+                    self._read_range(file, path, part, source, keys)
                 else:
                     self._read_file(file, path, source, keys)
 
@@ -143,7 +142,7 @@ class Scan(ExitStack):
         for name, raws in read_files(path, file, plain=self.spec.kind == TEXT, keys=keys):
             self._read(name, raws, source)
 
-    def _read_range(self, number: int, name: str, path: File, part: Range, source: Source, keys: TextKeys) -> None:
+    def _read_range(self, name: str, path: File, part: Range, source: Source, keys: TextKeys) -> None:
         plain = self.spec.kind == TEXT
         read = read_range(path, name, part, rows_compared=ROWS_COMPARED, plain=plain, keys=keys)
         if read:
@@ -153,7 +152,7 @@ class Scan(ExitStack):
             if part.first == 1:
                 self._read_file(name, path, source, keys)
             return
-        self._read(name, read.rows, source, _OfRange(part, number, file, FileChecks(source), read.label, read.span))
+        self._read(name, read.rows, source, _OfRange(part, file, FileChecks(source), read.label, read.span))
 
     def _read(self, name: str, raws: Iterable[RawRow], source: Source, part: "_OfRange | None" = None) -> None:
         counts, label = self.sources[-1], part.label if part else name
@@ -193,7 +192,7 @@ class Scan(ExitStack):
         if part:
             lines = part.span.count if part.span else None
             facts = {"lines": lines, "checks": part.checks.state(), "unstated": unstated.state()}
-            self.ranges.append(RangeFacts(source=len(self.sources) - 1, file=part.number, name=name, **facts))
+            self.ranges.append(RangeFacts(source=len(self.sources) - 1, name=name, **facts))
 
     def _add(self, location: dict[str, Any], result: RowResult, unstated: UnstatedColumns) -> None:
         row, counts = result.row, self.sources[-1]
@@ -253,7 +252,6 @@ class Scan(ExitStack):
 @dataclass(frozen=True)
 class _OfRange:
     range: Range
-    number: int
     file: RowFile
     checks: FileChecks
     label: str

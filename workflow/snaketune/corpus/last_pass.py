@@ -40,7 +40,8 @@ def write_files(
     for split, number in progress(share, "writing", "files", len(share)):
         path = folder / file_name(split, number)
         with pa.ipc.new_file(str(path), format_.result) as writer:
-            for batch in _full_batches(_selected(parts, format_, copies[split], number * ROWS_PER_FILE)):
+            selected = _selected(parts, format_, copies[split], number * ROWS_PER_FILE)
+            for batch in _full_batches(selected, format_.result):
                 writer.write_batch(batch)
                 rows += batch.num_rows
     return rows
@@ -98,8 +99,11 @@ def _batch(
     return pa.record_batch(columns, schema=format_.result)
 
 
-def _full_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _full_batches(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the same rows in batches of ROWS_PER_BATCH; the last may have fewer."""
+    # Concatenated with no rows, a batch has buffers of its own, of the exact size. A slice would be written with bytes of the rows
+    # after it, up to a multiple of 64, so that a file would depend on where its rows were read.
+    empty = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
     pending: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
@@ -107,8 +111,8 @@ def _full_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
         rows += batch.num_rows
         while rows >= ROWS_PER_BATCH:
             together = pa.concat_batches(pending)
-            yield together.slice(0, ROWS_PER_BATCH)
+            yield pa.concat_batches([empty, together.slice(0, ROWS_PER_BATCH)])
             rows -= ROWS_PER_BATCH
             pending = [together.slice(ROWS_PER_BATCH)]
     if rows:
-        yield pa.concat_batches(pending)
+        yield pa.concat_batches([empty, *pending])
