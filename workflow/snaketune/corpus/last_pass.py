@@ -101,8 +101,8 @@ def _batch(
 
 def _full_batches(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the same rows in batches of ROWS_PER_BATCH; the last may have fewer."""
-    # Concatenated with no rows, a batch has buffers of its own, of the exact size. A slice would be written with bytes of the rows
-    # after it, up to a multiple of 64, so that a file would depend on where its rows were read.
+    # Concatenated with no rows, a batch has buffers of its own, of the exact size. A slice would be written with bytes of the
+    # rows after it, up to a multiple of 64, so that a file would depend on where its rows were read.
     empty = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
     pending: list[pa.RecordBatch] = []
     rows = 0
