@@ -22,6 +22,7 @@ from benchmarks.results import ROOT, in_turn, medians, timed
 
 from snaketune.packing.reader import open_rows
 from snaketune.stages.job import Job
+from snaketune.stages.table import STAGES
 
 PROCESSES = (1, 2)
 HELD_OUT = 0.01
@@ -48,7 +49,7 @@ def generated(path: Path, megabytes: float) -> Path:
     return path
 
 
-def parts(rounds: int, folder: Path, _: Path, megabytes: float = 500, count: int = 8) -> dict[str, Any]:
+def parts(rounds: int, folder: Path, _: Path, megabytes: float = 200, count: int = 8) -> dict[str, Any]:
     """Time both sides with each number of processes, in turn."""
     file = generated(folder / "chat.jsonl", megabytes)
     texts = generated(folder / "texts.jsonl", 2)
@@ -116,9 +117,9 @@ def run_jobs(project: Project, jobs: list[Job], processes: int) -> dict[str, flo
 def seconds_by_stage(project: Project) -> dict[str, float]:
     """The time that the jobs of each stage took, without the start of Python."""
     found: dict[str, float] = {}
-    for path in (project.folder / "results").glob("*/**/run.json"):
-        stage = path.relative_to(project.folder / "results").parts[0]
-        found[stage] = found.get(stage, 0.0) + json.loads(path.read_text(encoding="utf-8"))["seconds"]
+    for stage in STAGES:
+        for path in (project.folder / "results" / stage).glob("**/run.json"):
+            found[stage] = found.get(stage, 0.0) + json.loads(path.read_text(encoding="utf-8"))["seconds"]
     return found
 
 
