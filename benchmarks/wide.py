@@ -1,6 +1,6 @@
 """A corpus on many nodes, simulated from measured job times: python -m benchmarks.wide
 
-Jobs take what `make bench-data` measured per byte of text on one core (`parts.seconds_per_gb` in results/bench/data.json).
+Jobs take what `python -m benchmarks.data_path.parts` measured per byte of text on one core.
 A stage of parts is a job array; its parts are equal but for a spread of a tenth, and run on as many cores as there are, one
 each. The stages `decide` and `plan` are one job. What SLURM and Snakemake add is counted as it was measured on a real SLURM
 A stage of parts is a job array; its parts are equal but for a spread of a tenth, and run on as many cores as there are, one
@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from benchmarks.results import ROOT
+from benchmarks.data_path.parts import RATES
 
-MEASURED = ROOT / "results/bench/data.json"
 # In order; those of parts, and those of one job. Links (`corpus`, `pack`) run where Snakemake runs, by bytes of digests.
 STAGES = {
     "read": True,
@@ -89,8 +88,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--parts", type=int, default=512)
     options = parser.parse_args()
-    measured: dict[str, Any] = json.loads(MEASURED.read_text(encoding="utf-8"))
-    per_gb = measured["parts"]["seconds_per_gb"]
+    measured: dict[str, Any] = json.loads(RATES.read_text(encoding="utf-8"))
+    per_gb = measured["seconds_per_gb"]
     print("core seconds per GB of text:", ", ".join(f"{stage} {per_gb[stage]:.1f}" for stage in STAGES))
     print(table(per_gb, options.parts))
 

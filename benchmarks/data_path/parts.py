@@ -3,6 +3,8 @@
 The conversations are generated, some in twenty of them twice. Peer: `datasets` alone as far as it goes (reading, a hash of each
 row, a filter of duplicates, a split, chat template and tokens in `map`), and TRL's packing; what is done in `map` and `filter`
 has as many processes as ours, the filter of duplicates has one, since its rows have to be known to each other.
+
+`python -m benchmarks.data_path.parts --megabytes 5000` runs our side once, with the memory of each job.
 """
 
 import hashlib
@@ -18,13 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.jobs import ROW_LENGTH, Project, conversations
-from benchmarks.results import ROOT, in_turn, medians, timed
+from benchmarks.results import ROOT, in_turn, made_on, medians, timed
 
 from snaketune.packing.reader import open_rows
 from snaketune.stages.job import Job
 from snaketune.stages.table import STAGES
 
 PROCESSES = (1, 2)
+# The time of each stage, for `benchmarks.wide`.
+RATES = ROOT / "results/bench/parts.json"
 HELD_OUT = 0.01
 WORDS = 20_000
 
@@ -55,14 +59,11 @@ def parts(rounds: int, folder: Path, _: Path, megabytes: float = 200, count: int
     texts = generated(folder / "texts.jsonl", 2)
     project = conversations(folder / "project", [file], [texts], held_out=HELD_OUT, parts=count)
     made: dict[str, Any] = {}
-    per_stage: dict[str, float] = {}
 
     def ours(name: str, processes: int) -> None:
         copy = project.copy_to(folder / "copy")
         run_jobs(copy, copy.missing(copy.pack()), processes)
         made[name] = open_rows(copy.result(copy.pack()), "train").tokens
-        if processes == 1:
-            per_stage.update(seconds_by_stage(copy))
         shutil.rmtree(copy.folder)
 
     def theirs(name: str, processes: int) -> None:
@@ -82,7 +83,6 @@ def parts(rounds: int, folder: Path, _: Path, megabytes: float = 200, count: int
         "megabytes": size,
         "megabytes_per_s": {name: size / side for name, side in seconds.items()},
         "tokens": made,
-        "seconds_per_gb": {stage: 1e3 * of_stage / size for stage, of_stage in per_stage.items()},
         "seconds": seconds,
         "rounds": rounds_of,
     }
@@ -95,7 +95,8 @@ def run_jobs(project: Project, jobs: list[Job], processes: int) -> dict[str, flo
     waiting = {
         job.key: {needed.key for some in job.artifacts.values() for needed in some} & left.keys() for job in jobs
     }
-    running: dict[int, str] = {}
+    # With the processes themselves: `subprocess` waits for those that are forgotten.
+    running: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
     environment = os.environ | {"PYTHONPATH": str(ROOT / "workflow")}
     while left or running:
         ready = [key for key in left if waiting[key] <= done]
@@ -104,9 +105,12 @@ def run_jobs(project: Project, jobs: list[Job], processes: int) -> dict[str, flo
             with log.open("w") as out:
                 command = project.command(left.pop(key))
                 process = subprocess.Popen(command, cwd=project.folder, env=environment, stdout=out, stderr=out)
-            running[process.pid] = key
+            running[process.pid] = key, process
         pid, status, usage = os.wait4(-1, 0)
-        key = running.pop(pid)
+        if pid not in running:
+            # What `datasets` started.
+            continue
+        key, _ = running.pop(pid)
         if status:
             raise SystemExit(f"{key} failed with {status}: {project.folder / key.replace('/', '-')}.log")
         done.add(key)
@@ -200,5 +204,10 @@ if __name__ == "__main__":
         for job, peak in memory.items():
             by_stage.setdefault(job.partition("/")[0], []).append(peak)
         print(f"{gigabytes:.2f} GB in {elapsed:.0f} s: {1000 * gigabytes / elapsed:.1f} MB/s")
+        per_gb = {stage: seconds / gigabytes for stage, seconds in seconds_by_stage(large).items()}
         for stage, peaks_of in by_stage.items():
-            print(f"  {stage}: {len(peaks_of)} jobs, at most {max(peaks_of):.2f} GB of memory each")
+            figures = f"{per_gb[stage]:.1f} s per GB of text, at most {max(peaks_of):.2f} GB of memory"
+            print(f"  {stage}: {len(peaks_of)} jobs, {figures}")
+        facts = made_on("benchmarks.data_path.parts") | {"gigabytes": gigabytes, "seconds_per_gb": per_gb}
+        RATES.parent.mkdir(parents=True, exist_ok=True)
+        RATES.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
