@@ -44,6 +44,7 @@ def test_the_first_steps_are_those_of_the_record_also_of_another_clone(project, 
     }
 
 
+@pytest.mark.slow
 def test_the_target_replays_each_training_by_a_job_and_ends_with_an_error_if_a_figure_differs(finished, tmp_path):
     project = finished.copy_to(tmp_path / "project")
     assert project.stale("replay") == {"reproduction", "replay"} and project.stale() == set()
