@@ -48,7 +48,7 @@ COMPUTING = {
     - {*ASKING, "rate", "eval", "generate", "prompts", "sample"},  # whether adapters take a part of the base weights
     "config.losses": PREFERENCES,  # weights of losses, what they need, thresholds
     "config.model_files": {*LOADING - REPLAYS, "tokenizer"},  # which files of a model are loaded
-    "config.operation": {*LOADING - {"merge", "prompts", "rate"}, "bottleneck"},  # the number of processes
+    "config.operation": {*LOADING - {"merge", "prompts", "rate"}, "bottleneck", "select"},  # the number of processes
     # States of optimizers, for estimates of memory.
     "config.optimizers": {*OPTIMIZED - REPLAYS, "ref_logps", "ref_pass", "teacher", "teacher_pass"},
     "engine.preference_settings": {"card", *REPLAYS},  # what losses need
@@ -172,7 +172,7 @@ def reached(stage: str, through_all: bool = False) -> set[str]:
     """Return the modules that a stage can import; those of packages without a digest only if `through_all`."""
     declared = STAGES[stage]
     found: set[str] = set()
-    waiting = [declared.module, *filter(None, (declared.launcher,))]
+    waiting = [declared.module, declared.code, *filter(None, (declared.launcher,))]
     while waiting:
         module = waiting.pop()
         if module in found or not (through_all or counts(module, stage)):

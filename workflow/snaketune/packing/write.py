@@ -1,14 +1,12 @@
 """The `write` stage: some of the shards, from the plan (`packing.shard_writer`)."""
 
-from snaketune.artifacts.manifest import Artifact
 from snaketune.stages.cache import libraries
-from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Cost, Stage, any_number, exactly_one
-from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import WriteSpec
 
 STAGE = Stage(
     module=__name__,
+    work="snaketune.packing.shard_writer",
     spec=WriteSpec,
     payload="shards",
     job_name="{name}/{part}",
@@ -20,11 +18,3 @@ STAGE = Stage(
     array=True,
     in_report=True,
 )
-
-
-def build(
-    spec: WriteSpec, work: WorkFolder, *, plan: Artifact, tokens: list[Artifact], corpus: list[Artifact]
-) -> Outcome:
-    from snaketune.packing.shard_writer import write_shards
-
-    return write_shards(spec, work, plan=plan, tokens=tokens, corpus=corpus)

@@ -25,23 +25,27 @@ from snaketune.tables import read_table, write_table
 from snaketune.tokenization.chat import ChatTokenizer
 
 
-def generate_part(
+def build(
     spec: GenerateSpec,
     work: WorkFolder,
+    *,
     prompts: Artifact,
     tokenizer: Artifact,
-    *,
-    results: tuple[Artifact, ...],
-    base_files: Sequence[Path],
+    model: Sequence[Artifact] = (),
+    base_layers: Sequence[Artifact] = (),
+    base: Sequence[Path] = (),
     operation: Execution,
 ) -> Outcome:
-    """Write `responses.arrow`.
+    """Write this part's `responses.arrow` to `work.payload`.
 
     Args:
-        results: the model's result and its base layers; empty for a base model.
+        model, base_layers: the model's result and its base layers; empty for a base model.
+        base: files of a local base model, which `spec.base` names.
+        operation: with the engine.
     Raises:
         SnaketuneError: the engine isn't there, doesn't serve this model, or fails.
     """
+    results = (*model, *base_layers)
     for result in (tokenizer, *results):
         result.files()
     chat, compute = ChatTokenizer.load(tokenizer.folder), resolve_compute("auto")
@@ -61,7 +65,7 @@ def generate_part(
         compute=compute,
         decoding=spec.decoding,
         frozen=spec.frozen_weights,
-        base_files=base_files,
+        base_files=base,
         operation=operation,
         longest=max(map(len, encoded)) + spec.decoding.max_new_tokens,
         work=work,

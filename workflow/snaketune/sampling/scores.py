@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,18 @@ SHOWN = 3
 Numbers = dict[str, float]
 
 
-def write_scores(
-    spec: ScoreSpec, work: WorkFolder, samples: Artifact, scores: list[Artifact], python: list[Path]
+def build(
+    spec: ScoreSpec,
+    work: WorkFolder,
+    *,
+    samples: Artifact,
+    scores: Sequence[Artifact] = (),
+    python: Sequence[Path] = (),
 ) -> Outcome:
-    """Write `scores.arrow`: a row per response, in their order.
+    """Write `scores.arrow` to `work.payload`: a row per response, in their order.
 
+    Args:
+        scores: the summands, in the order of their weights.
     Raises:
         SnaketuneError: no response has a score, or the summands are of another sample.
     """

@@ -184,7 +184,7 @@ def _build(job: LoadedJob, work: WorkFolder) -> Outcome:
         if stage.launcher:
             return import_module(stage.launcher).launch(job, work)
         more = {"operation": operation} if stage.takes_operation else {}
-        outcome = import_module(stage.module).build(job.spec, work, **job.arguments, **more)
+        outcome = import_module(stage.code).build(job.spec, work, **job.arguments, **more)
     # Templates are read during the build, and some modules.
     check_code(stage.module, job.code, stage.name)
     return outcome

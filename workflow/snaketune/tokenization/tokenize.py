@@ -1,14 +1,12 @@
 """The `tokenize` stage: encode one part of a corpus to token ids and loss masks (`tokenization.corpus_part`)."""
 
-from snaketune.artifacts.manifest import Artifact
 from snaketune.stages.cache import libraries
-from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Cost, Stage, exactly_one
-from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import TokenizeSpec
 
 STAGE = Stage(
     module=__name__,
+    work="snaketune.tokenization.corpus_part",
     spec=TokenizeSpec,
     payload="tokens",
     job_name="{name}/{part}",
@@ -19,9 +17,3 @@ STAGE = Stage(
     array=True,
     in_report=True,
 )
-
-
-def build(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: Artifact) -> Outcome:
-    from snaketune.tokenization.corpus_part import tokenize_part
-
-    return tokenize_part(spec, work, corpus=corpus, tokenizer=tokenizer)

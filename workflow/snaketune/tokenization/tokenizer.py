@@ -1,16 +1,12 @@
 """The `tokenizer` stage: train or adopt a tokenizer, check it, and write it with its template (`tokenization.vocabulary`)."""
 
-from pathlib import Path
-
-from snaketune.artifacts.manifest import Artifact
 from snaketune.stages.cache import libraries
-from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Cost, Stage, any_number
-from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import TokenizerSpec
 
 STAGE = Stage(
     module=__name__,
+    work="snaketune.tokenization.vocabulary",
     spec=TokenizerSpec,
     payload="tokenizer",
     inputs={"corpora": any_number("corpus")},
@@ -20,11 +16,3 @@ STAGE = Stage(
     group="data",
     in_report=True,
 )
-
-
-def build(
-    spec: TokenizerSpec, work: WorkFolder, *, corpora: list[Artifact], chat_template: list[Path], base: list[Path]
-) -> Outcome:
-    from snaketune.tokenization.vocabulary import make_tokenizer
-
-    return make_tokenizer(spec, work, corpora=corpora, chat_template=chat_template, base=base)

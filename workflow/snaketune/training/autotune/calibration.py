@@ -8,6 +8,7 @@ fingerprint.
 import math
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import psutil
 import torch
@@ -28,6 +29,7 @@ from snaketune.packing.reader import open_rows
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CalibrateSpec, RewardSpec, SftSpec
+from snaketune.tracking.curves import TrackedRun
 from snaketune.training.autotune.batch_plan import (
     CURVE,
     OUT_OF_MEMORY,
@@ -60,11 +62,23 @@ GB = 1e9
 MEMORY_SHARE = 0.8
 
 
-def measure_curve(
-    spec: CalibrateSpec, work: WorkFolder, *, operation: Execution, pack: Artifact, tokenizer: Artifact
+def build(
+    spec: CalibrateSpec,
+    work: WorkFolder,
+    *,
+    operation: Execution,
+    pack: Artifact,
+    tokenizer: Artifact,
+    base: list[Path],
+    tracked: TrackedRun | None = None,
 ) -> Outcome:
     """Write `curve.json` to `work.payload`; SnaketuneError if no batch plan fits in memory, or the training can't run on
-    this machine."""
+    this machine.
+
+    Args:
+        base: not read, as the spec has its path.
+        tracked: not used; a calibration isn't tracked.
+    """
     tokenizer.files()
     runner = TrialRunner(spec, _prepare(spec, pack, tokenizer, TrainingRun.of(spec.run, operation, work)))
     trials = search(runner.rows, spec.gradient_checkpointing, runner.measure, runner.is_worthwhile)
