@@ -16,7 +16,7 @@ STAGE = Stage(
         "filtered": any_number("filter"),
     },
     files=("files", "against_files"),
-    libraries=libraries.of_corpus,
+    libraries=libraries.CORPUS,
     # Pairing completions and comparing near duplicates need the whole corpus in memory.
     cost=lambda spec: Cost(
         mb_per_gb=5000 if spec.kind == "unpaired" or spec.near_duplicates else 1000, minutes_per_gb=30, disk_per_text=1

@@ -31,7 +31,7 @@ STAGE = Stage(
         "reference": any_number("sft", "dpo"),
     },
     files=("base",),
-    libraries=libraries.of_calibration,
+    libraries=libraries.TRAINING,
     operation=(*TRAINING, "share_kernels"),
     launcher=__name__,
     cost=ModelCost(flops=0),

@@ -22,7 +22,7 @@ STAGE = Stage(
         "ref_logps": any_number("ref_logps", entries=("dtype", "kernel", "spec.frozen_weights", "spec.quantization")),
     },
     files=("base", "kl_base", "tasks", "task_data"),
-    libraries=libraries.of_evaluation,
+    libraries=(*libraries.MODEL, "lm_eval", "datasets"),
     operation=("gpus", "engine", "vllm"),
     takes_operation=True,
     cost=ModelCost(flops=2),

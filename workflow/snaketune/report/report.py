@@ -1,6 +1,5 @@
 """The `report` stage: an HTML report of all results, and figures and tables for Snakemake's own report."""
 
-from snaketune.stages.cache import libraries
 from snaketune.stages.declaration import Cost, Stage
 from snaketune.stages.specs import ReportSpec
 
@@ -20,7 +19,7 @@ STAGE = Stage(
     payload="pages",
     job_name="",
     files=("manifests", "runs", "compared", "compared_runs", "compared_evals"),
-    libraries=libraries.always("matplotlib", "jinja2"),
+    libraries=("matplotlib", "jinja2"),
     cost=Cost(mb=1500, minutes=10),
     further_files=further_files,
     link="best",

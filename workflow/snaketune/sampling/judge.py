@@ -16,7 +16,7 @@ STAGE = Stage(
         "base_layers": any_number("sft", "dpo"),
     },
     files=("rubric", "base"),
-    libraries=libraries.of_responses,
+    libraries=libraries.MODEL,
     operation=("gpus", "engine", "vllm"),
     takes_operation=True,
     cost=ModelCost(flops=2),

@@ -1,6 +1,5 @@
 """The `prompts` stage: the prompts of a sample, encoded (`sampling.prompt_rows`)."""
 
-from snaketune.stages.cache import libraries
 from snaketune.stages.declaration import Cost, Stage, any_number, exactly_one
 from snaketune.stages.specs import PromptsSpec
 
@@ -15,7 +14,7 @@ STAGE = Stage(
         "scores": any_number("score", "judge", "rate"),
     },
     files=("base",),
-    libraries=libraries.always("tokenizers"),
+    libraries=("tokenizers",),
     cost=Cost(mb=1500, mb_per_gb=6000, minutes=5, minutes_per_gb=30, disk_per_text=2.0),
     group="data",
 )

@@ -1,6 +1,5 @@
 """The `rate` stage: scores of a sample's responses by a reward model (`sampling.reward_model`)."""
 
-from snaketune.stages.cache import libraries
 from snaketune.stages.declaration import ModelCost, Stage, any_number, exactly_one
 from snaketune.stages.specs import RateSpec
 
@@ -11,7 +10,7 @@ STAGE = Stage(
     payload="scores",
     inputs={"samples": exactly_one("sample"), "model": any_number("reward")},
     files=("base",),
-    libraries=libraries.always("torch", "transformers"),
+    libraries=("torch", "transformers"),
     operation=("gpus",),
     cost=ModelCost(flops=2),
     group="models",

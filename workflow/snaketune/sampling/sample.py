@@ -22,7 +22,7 @@ STAGE = Stage(
         "base_layers": any_number("sft", "dpo"),
     },
     files=("base",),
-    libraries=libraries.of_responses,
+    libraries=libraries.MODEL,
     operation=("parts",),
     takes_operation=True,
     cost=Cost(mb=1500, mb_per_gb=8000, minutes_per_gb=10, disk_per_text=4.0),

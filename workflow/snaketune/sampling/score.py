@@ -1,6 +1,5 @@
 """The `score` stage: numbers for the responses of a sample (`sampling.scores`)."""
 
-from snaketune.stages.cache import libraries
 from snaketune.stages.declaration import Cost, Stage, any_number, exactly_one
 from snaketune.stages.specs import ScoreSpec
 
@@ -11,7 +10,7 @@ STAGE = Stage(
     payload="scores",
     inputs={"samples": exactly_one("sample"), "scores": any_number("score", "judge", "rate")},
     files=("python",),
-    libraries=libraries.always("pyarrow"),
+    libraries=("pyarrow",),
     cost=Cost(mb=1500, mb_per_gb=8000, minutes=30),
     in_report=True,
 )

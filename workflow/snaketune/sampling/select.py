@@ -1,6 +1,5 @@
 """The `select` stage: rows for a corpus from scored responses (`sampling.selection`)."""
 
-from snaketune.stages.cache import libraries
 from snaketune.stages.declaration import Cost, Stage, exactly_one
 from snaketune.stages.specs import SelectSpec
 
@@ -10,7 +9,7 @@ STAGE = Stage(
     spec=SelectSpec,
     payload="rows",
     inputs={"samples": exactly_one("sample"), "scores": exactly_one("score", "judge", "rate")},
-    libraries=libraries.always("pyarrow"),
+    libraries=("pyarrow",),
     operation=("sampled",),
     takes_operation=True,
     cost=Cost(mb=1500, mb_per_gb=8000, minutes_per_gb=10),

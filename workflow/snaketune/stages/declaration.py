@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base import Model
 from snaketune.locations import File
-from snaketune.stages.cache.libraries import Inputs, always
 
 if TYPE_CHECKING:
     from snaketune.config.workflow import Workflow
@@ -87,8 +86,7 @@ class Stage:
     files: tuple[str, ...] = ()  # roles filled by external files
     # For a stage that reads manifests: returns the paths of other files by role, from the spec.
     further_files: Callable[[Any], dict[str, list[str]]] | None = None
-    # The distributions whose version shapes the result, from spec and artifacts.
-    libraries: Callable[[Any, Inputs], tuple[str, ...]] = always()
+    libraries: tuple[str, ...] = ()  # the distributions whose version can shape the result
     # The resources of a job, or a function of the job's spec that returns them.
     cost: Cost | ModelCost | Callable[[Any], Cost] = Cost()
     # The group of short jobs that are sent to a cluster as one job (`cluster.resources`).

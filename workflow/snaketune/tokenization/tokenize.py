@@ -1,6 +1,5 @@
 """The `tokenize` stage: encode one part of a corpus to token ids and loss masks (`tokenization.corpus_part`)."""
 
-from snaketune.stages.cache import libraries
 from snaketune.stages.declaration import Cost, Stage, exactly_one
 from snaketune.stages.specs import TokenizeSpec
 
@@ -11,7 +10,7 @@ STAGE = Stage(
     payload="tokens",
     job_name="{name}/{part}",
     inputs={"corpus": exactly_one("corpus"), "tokenizer": exactly_one("tokenizer")},
-    libraries=libraries.always("tokenizers", "transformers", "jinja2", "pyarrow"),
+    libraries=("tokenizers", "transformers", "jinja2", "pyarrow"),
     cost=Cost(mb_per_gb=300, minutes_per_gb=30, disk_per_text=1.2),
     group="data",
     array=True,

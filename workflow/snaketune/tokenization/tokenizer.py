@@ -1,6 +1,5 @@
 """The `tokenizer` stage: train or adopt a tokenizer, check it, and write it with its template (`tokenization.vocabulary`)."""
 
-from snaketune.stages.cache import libraries
 from snaketune.stages.declaration import Cost, Stage, any_number
 from snaketune.stages.specs import TokenizerSpec
 
@@ -11,7 +10,8 @@ STAGE = Stage(
     payload="tokenizer",
     inputs={"corpora": any_number("corpus")},
     files=("chat_template", "base"),
-    libraries=libraries.of_tokenizer,
+    # An adopted template may have a training template in TRL.
+    libraries=("tokenizers", "transformers", "sentencepiece", "trl"),
     cost=Cost(mb_per_gb=6000, minutes_per_gb=60, threads=4),
     group="data",
     in_report=True,

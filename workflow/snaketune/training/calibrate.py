@@ -25,7 +25,7 @@ STAGE = Stage(
         "tokenizer": exactly_one("tokenizer"),
     },
     files=("base",),
-    libraries=libraries.of_calibration,
+    libraries=libraries.TRAINING,
     operation=(*DEVICES, "load_in_memory", "activation_offloading", "calibrated_epochs"),
     launcher=__name__,
     cost=ModelCost(flops=0),

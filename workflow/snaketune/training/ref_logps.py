@@ -18,7 +18,7 @@ STAGE = Stage(
         "tokenizer": any_number("tokenizer"),
     },
     files=("base",),
-    libraries=libraries.of_reference,
+    libraries=libraries.FROZEN,
     operation=(*PASS, "parts"),
     takes_operation=True,
     digested_by=DIGESTED_BY,

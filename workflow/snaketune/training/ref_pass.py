@@ -18,7 +18,7 @@ STAGE = Stage(
         "tokenizer": any_number("tokenizer"),
     },
     files=("base",),
-    libraries=libraries.of_reference,
+    libraries=libraries.FROZEN,
     operation=PASS,
     cache_keys=cache_keys,
     cost=ModelCost(flops=2),

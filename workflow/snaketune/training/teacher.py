@@ -17,7 +17,7 @@ STAGE = Stage(
         "base_layers": any_number("sft", "dpo"),
     },
     files=("base",),
-    libraries=libraries.of_reference,
+    libraries=libraries.FROZEN,
     operation=(*PASS, "parts"),
     takes_operation=True,
     # 6 bytes in the result, and as many in the store of rows.
