@@ -89,7 +89,10 @@ def build(
         return _linked(work, decided[0], filtered)
     scanned = work.state / "scanned"
     scanned.mkdir(parents=True, exist_ok=True)
-    read_sources(ReadSpec(**spec.reading(spec.sources)), scanned, files, against, against_files, selected)
+    ngram = spec.decontamination and spec.decontamination.ngram
+    shared = {key: getattr(spec, key) for key in CorpusSpec.model_fields.keys() & ReadSpec.model_fields.keys()}
+    reading = ReadSpec(**shared, ngram=ngram, own_held_out=0 < spec.held_out < 1)
+    read_sources(reading, scanned, files, against, against_files, selected)
     parts = ScannedParts([scanned], len(spec.sources), [range(len(spec.sources))])
     made = decide_rows(spec, work, parts)
     write_files(parts, parts.format(spec.kind), made.decisions.by_split, work.payload)

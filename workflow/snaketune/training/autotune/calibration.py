@@ -9,6 +9,7 @@ import math
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -28,7 +29,7 @@ from snaketune.models.adapter_stack import AdapterStack
 from snaketune.packing.reader import open_rows
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.specs import CalibrateSpec, RewardSpec, SftSpec
+from snaketune.stages.specs import CalibrateSpec, DpoSpec, RewardSpec
 from snaketune.tracking.curves import TrackedRun
 from snaketune.training.autotune.batch_plan import (
     CURVE,
@@ -54,7 +55,9 @@ from snaketune.training.launch.worker import is_main_process
 from snaketune.training.pair_rows import pair_rows
 from snaketune.training.pipeline import examine_machine, ready_trainer, refuse_unfit_machine
 from snaketune.training.prepared import PreparedTraining, TrainingRun
+from snaketune.training.prepared_dpo import preference_settings
 from snaketune.training.prepared_reward import reward_training
+from snaketune.training.prepared_sft import sft_loss
 from snaketune.training.trl_trainer import RawRows, RawTrainer
 
 GB = 1e9
@@ -235,10 +238,11 @@ def _prepare(spec: CalibrateSpec, pack: Artifact, tokenizer: Artifact, run: Trai
     initial, in_memory = AdapterStack(base=spec.base, tokenizer=tokenizer.folder), run.operation.load_in_memory
     if isinstance(spec.run, RewardSpec):
         return reward_training(run, initial, pack, held_out=False)
-    trained = {"run": run, "initial": initial}
-    if not isinstance(spec.run, SftSpec):
-        rows = pair_rows(pack, None, in_memory)
-        return PreparedTraining(trainer_class=DpoTrainer, rows=rows, **trained).with_kernel()
+    trained: dict[str, Any] = {"run": run, "initial": initial}
+    if isinstance(spec.run, DpoSpec):
+        rows, loss = pair_rows(pack, None, in_memory), {"settings": preference_settings(spec.run)}
+        return PreparedTraining(trainer_class=DpoTrainer, rows=rows, loss=loss, **trained).with_kernel()
+    trained["loss"] = sft_loss(spec.run)
     if pack.manifest.get("format_version") in FORMAT_VERSIONS["sft"]:
         rows = open_rows(pack, "train", in_memory)
         return PreparedTraining(trainer_class=SftTrainer, rows=rows, **trained).with_kernel()
