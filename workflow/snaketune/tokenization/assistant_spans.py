@@ -161,7 +161,8 @@ def generated_spans(
     writes it for the turns before, to the end of turn.
 
     A span is None if `text` has another form of the turn than the one that is generated, as Qwen3's template drops the
-    reasoning of earlier turns, or if an earlier turn isn't trained. The result is None if not even the last turn follows its prompt.
+    reasoning of earlier turns, or if an earlier turn isn't trained. The result is None if not even the last turn follows its
+    prompt.
 
     Args:
         text: the rendered messages.

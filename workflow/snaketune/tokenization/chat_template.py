@@ -349,8 +349,8 @@ class ChatTemplate:
         earlier = [end for end in ends if end < len(messages)]
         if not earlier:
             return []
-        whole = self.write(self.prepared(messages, tools), tools=tools)
-        views = (self.write(self.prepared(messages[:end], tools), tools=tools) for end in earlier)
+        conversations = [self.prepared(messages[:end], tools) for end in (*earlier, len(messages))]
+        *views, whole = self.write_all(conversations, tools=[tools] * len(conversations))
         return [end for end, view in zip(earlier, views) if not whole.startswith(view)]
 
     def _render_unmarked(
