@@ -18,7 +18,6 @@ import pyarrow as pa
 from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.config.generation import Server
 from snaketune.config.operation import Execution
 from snaketune.engine.model.attention import use_own_attention
 from snaketune.engine.model.devices import Compute, resolve_compute, use_threads
@@ -41,7 +40,7 @@ from snaketune.files import write_json
 from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.load_model import set_special_tokens
 from snaketune.packing.reader import open_rows
-from snaketune.sampling.engines import check_engine_memory, resolve, server_engine
+from snaketune.sampling.engines import resolve, server_engine
 from snaketune.sampling.generation_check import MODES, choose_generation_mode
 from snaketune.sampling.responses import Engine, Request, ResponseCache, batches, key_parts
 from snaketune.sampling.transformers_engine import TransformersEngine
@@ -97,10 +96,6 @@ def score_model(
     engine_name = resolve(operation.engine, operation.vllm, compute.device.type) if wanted else "transformers"
     cache, generated = None, 0
     longest = max(map(len, encoded), default=0) + decoding.max_new_tokens
-    if not isinstance(engine_name, Server):
-        check_engine_memory(
-            engine_name, wanted, stack, compute, frozen=_frozen(ref_logps), longest=longest, gpus=operation.gpus
-        )
     if engine_name != "transformers":
         # Before this process takes memory of the GPU.
         engine: Engine = server_engine(

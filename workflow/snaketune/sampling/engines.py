@@ -17,7 +17,6 @@ from snaketune.models.adapter_stack import ADAPTER, AdapterStack, is_adapter_onl
 from snaketune.models.load_model import read_config, set_special_tokens
 from snaketune.sampling.completions import Completions
 from snaketune.sampling.generation_check import choose_generation_mode
-from snaketune.sampling.memory import check_memory
 from snaketune.sampling.responses import Engine, Request, Response, ResponseCache, key_parts
 from snaketune.sampling.transformers_engine import TransformersEngine
 from snaketune.sampling.vllm_engine import ADVICE, ServedModel, VllmEngine, adapter_rank, find_vllm
@@ -156,7 +155,6 @@ def _served_model(
 
 def response_cache(
     name: EngineName,
-    wanted: Sequence[Sequence[Request]],
     *,
     stack: AdapterStack,
     tokenizer: Artifact,
@@ -169,16 +167,14 @@ def response_cache(
     longest: int,
     work: WorkFolder,
 ) -> ResponseCache:
-    """The cache of a model's responses, with an engine that is ready to generate `wanted`.
+    """The cache of a model's responses, with its engine.
 
     Args:
         name: of an engine, as `resolve` returns it.
         frozen, longest: as in `server_engine`.
     Raises:
-        SnaketuneError: the engine isn't there, or the model doesn't fit its memory.
+        SnaketuneError: the engine isn't there.
     """
-    if not isinstance(name, Server):
-        check_engine_memory(name, wanted, stack, compute, frozen=frozen, longest=longest, gpus=operation.gpus)
     if name == "transformers":
         engine: Engine = _transformers_engine(stack, chat, compute, decoding, frozen)
     else:
@@ -204,31 +200,6 @@ def response_cache(
         work_root=work.root,
     )
     return ResponseCache(work, engine, parts)
-
-
-def check_engine_memory(
-    name: EngineName,
-    wanted: Sequence[Sequence[Request]],
-    stack: AdapterStack,
-    compute: Compute,
-    *,
-    frozen: bool,
-    longest: int,
-    gpus: int,
-) -> None:
-    """Raise SnaketuneError if the model and the cache of a batch can't fit. Args: longest: as in `server_engine`."""
-    config = stack.config() or stack.new_config()
-    if config and wanted:
-        on_one = name == "transformers"
-        # vLLM has as many at a time as fit, and divides all of it among its GPUs.
-        check_memory(
-            config,
-            compute,
-            compute.weights_dtype(frozen=frozen),
-            rows=max(map(len, wanted)) if on_one else 1,
-            tokens=longest,
-            gpus=1 if on_one else max(1, gpus),
-        )
 
 
 def _transformers_engine(

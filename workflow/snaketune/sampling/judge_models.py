@@ -243,7 +243,6 @@ def judge_of(
         needed += 2 * spec.max_new_tokens + REMINDER
         return response_cache(
             name,
-            wanted,
             stack=stack,
             tokenizer=tokenizer[0],
             chat=chat,

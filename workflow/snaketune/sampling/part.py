@@ -54,7 +54,6 @@ def generate_part(
     name = resolve(operation.engine, operation.vllm, compute.device.type)
     cache = response_cache(
         name,
-        wanted,
         stack=stack,
         tokenizer=tokenizer,
         chat=chat,
