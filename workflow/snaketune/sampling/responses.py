@@ -6,18 +6,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from snaketune.artifacts.manifest import Artifact
-from snaketune.config.base_models import Pretrained, Scratch
-from snaketune.config.generation import Decoding
-from snaketune.stages.cache.fingerprint import cached_entries
 from snaketune.stages.cache.row_store import RowStore
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.training.reference.cache_key import identity
 
 # A server writes a file of rows per second.
 FILES_PER_MERGE = 512
@@ -95,7 +89,7 @@ class ResponseCache:
     them."""
 
     def __init__(self, work: WorkFolder, engine: Engine, parts: dict[str, Any]):
-        """Args: parts: of the key besides the engine, from `key_parts`."""
+        """Args: parts: of the key besides the engine."""
         self.rows = RowStore(work.root, parts | {"engine": engine.identity()})
         self.rows.mark(work)
         self.rows.must_keep = engine.identity()["name"] == "server"
@@ -125,29 +119,6 @@ class ResponseCache:
 def _missing(wanted: Sequence[Sequence[Request]], known: Container[bytes]) -> list[list[Request]]:
     missing = ([request for request in batch if request.digest not in known] for batch in wanted)
     return [batch for batch in missing if batch]
-
-
-def key_parts(
-    *,
-    results: Sequence[Artifact],
-    base: Pretrained | Scratch | None,
-    base_files: Sequence[Path],
-    tokenizer: Artifact,
-    decoding: Decoding,
-    work_root: Path,
-) -> dict[str, Any]:
-    """The parts of a cache key that the engine doesn't know: weights, tokenizer, decoding parameters. The same responses are
-    found by stages and by evaluations."""
-    return {
-        "weights": [artifact.content for artifact in results],
-        # A local base counts by its files.
-        "base": identity(base, named=not base_files)
-        if isinstance(base, Pretrained)
-        else base and base.model_dump(mode="json"),
-        "base_files": [entry for _, entry in cached_entries("base", base_files, work_root)],
-        "tokenizer": tokenizer.content,
-        "decoding": decoding.model_dump(mode="json"),
-    }
 
 
 def first_stop(text: str, stops: Sequence[str]) -> int | None:
