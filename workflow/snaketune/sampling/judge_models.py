@@ -6,7 +6,7 @@ A server's reply is kept by the request that it answers, word for word, so no ed
 import hashlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -80,12 +80,8 @@ class ServerJudge:
         by_digest = dict(zip(digests, bodies, strict=True))
         # Of two jobs with the same questions, one asks.
         with locked(self.rows.folder / ".lock", "the replies of this judge"):
-            known = {digest: Answer(*json.loads(row)) for digest, row in self.rows.find(by_digest).items()}
-            if known:
-                print(f"{len(known)} of {len(by_digest)} replies are cached", flush=True)
-            if waiting := [digest for digest in by_digest if digest not in known]:
-                known |= self._asked(by_digest, waiting)
-        return [known.get(digest) for digest in digests]
+            rows, _ = self.rows.completed(digests, lambda missing: self._asked(by_digest, missing), "replies")
+        return [Answer(*rows[digest]) if digest in rows else None for digest in digests]
 
     def about(self) -> dict[str, Any]:
         return {"judge": {"name": "server", "model": self.server.model}, "rows": [self.rows.key]}
@@ -93,18 +89,11 @@ class ServerJudge:
     def run(self) -> dict[str, Any]:
         return {"url": self.server.url, "usage": self.client.usage.about()}
 
-    def _asked(self, bodies: dict[bytes, dict[str, Any]], waiting: Sequence[bytes]) -> dict[bytes, Answer]:
+    def _asked(self, bodies: dict[bytes, dict[str, Any]], missing: Sequence[bytes]) -> Iterator[dict[bytes, Answer]]:
         print(f"what is judged is sent to {self.server.url}", flush=True)
-        found: dict[bytes, Answer] = {}
-        arrived = self.client.answers(waiting, lambda digest: self._respond(bodies[digest]), _nothing)
-        try:
-            for group in progress(arrived, "judging", "replies", len(waiting), len):
-                replies = {digest: answer for digest, answer in group if answer is not None}
-                found |= replies
-                self.rows.add({digest: json.dumps(answer).encode() for digest, answer in replies.items()})
-        finally:
-            self.rows.merge()
-        return found
+        arrived = self.client.answers(missing, lambda digest: self._respond(bodies[digest]), _nothing)
+        for group in progress(arrived, "judging", "replies", len(missing), len):
+            yield {digest: answer for digest, answer in group if answer is not None}
 
     async def _respond(self, body: dict[str, Any]) -> Answer | None:
         """The answer; None if the server refuses this question, or damages each answer to it."""

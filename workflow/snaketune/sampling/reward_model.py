@@ -5,7 +5,6 @@ The conversation is written by the reward model's own chat template. Scores are 
 
 import hashlib
 import math
-import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ from snaketune.tables import read_table
 from snaketune.training.reference.cache_key import identity
 
 TOO_LONG, NOT_FINITE = "longer than the reward model's positions", "the score isn't a finite number"
-VALUE = struct.Struct("<d")
 
 
 def score_by_reward_model(
@@ -69,19 +67,16 @@ def score_by_reward_model(
         },
     )
     store.mark(work)
-    known = {digest: VALUE.unpack(row)[0] for digest, row in store.find(digests).items()}
-    if known:
-        print(f"{len(known)} of {len(set(digests))} scores are cached", flush=True)
-    waiting = {digest: ids for digest, ids in zip(digests, encoded, strict=True) if digest not in known}
-    if waiting:
+    by_digest = dict(zip(digests, encoded, strict=True))
+
+    def scored(missing: list[bytes]) -> Iterator[dict[bytes, float]]:
         model = load_reward_model(base, compute.weights_dtype(frozen=True)).to(compute.device).eval()
         longest = positions_of(model.config) or math.inf
-        fitting = {digest: ids for digest, ids in waiting.items() if len(ids) <= longest}
-        scored = _scores(model, compute, fitting, spec.batch_size)
-        for batch in progress(scored, "scoring", "responses", len(fitting), len):
-            known |= batch
-            store.add({digest: VALUE.pack(value) for digest, value in batch.items()})
-        store.merge()
+        fitting = {digest: by_digest[digest] for digest in missing if len(by_digest[digest]) <= longest}
+        batches = _scores(model, compute, fitting, spec.batch_size)
+        return progress(batches, "scoring", "responses", len(fitting), len)
+
+    known, missing = store.completed(digests, scored, "scores")
     found: list[Numbers | str] = []
     for digest in digests:
         if digest not in known:
@@ -92,7 +87,7 @@ def score_by_reward_model(
     return Outcome(
         counts=counts,
         about={"mean": mean, "rows": [store.key]},
-        run={"device": str(compute.device), "responses_scored": len(waiting)},
+        run={"device": str(compute.device), "responses_scored": len(missing)},
     )
 
 

@@ -6,8 +6,9 @@ sum       of other scores of the same sample; null if one is
 """
 
 import hashlib
-import json
 import math
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -84,23 +85,21 @@ def _python(
     store.mark(work)
     requests = [_request(response, prompt) for response, prompt in given]
     digests = [hashlib.sha256(digest_json(request).encode()).digest()[:16] for request in requests]
-    known = {digest: json.loads(row) for digest, row in store.find(digests).items()}
-    waiting = {digest: request for digest, request in zip(digests, requests) if digest not in known}
-    if cached := len(set(digests)) - len(waiting):
-        print(f"{cached} of {len(set(digests))} scores are cached", flush=True)
-    added: dict[bytes, bytes] = {}
-    with Scorer(file, spec.seconds) as scorer:
-        for digest, request in progress(waiting.items(), "scoring", "responses", len(waiting)):
-            value = known[digest] = scorer.score(request)
-            # An error or a time-out may be another one next time.
-            if isinstance(value, dict):
-                added[digest] = json.dumps(value).encode()
-            if len(added) == ROWS_PER_FILE:
-                store.add(added)
-                added = {}
-    store.add(added)
-    store.merge()
-    return [known[digest] for digest in digests], [store.key]
+    by_digest = dict(zip(digests, requests, strict=True))
+    # They aren't kept: an error or a time-out may be another one next time.
+    failures: dict[bytes, str] = {}
+
+    def scored(missing: list[bytes]) -> Iterator[dict[bytes, Numbers]]:
+        with Scorer(file, spec.seconds) as scorer:
+            returned = ((digest, scorer.score(by_digest[digest])) for digest in missing)
+            returned = progress(returned, "scoring", "responses", len(missing))
+            while rows := dict(islice(returned, ROWS_PER_FILE)):
+                failures.update({digest: value for digest, value in rows.items() if isinstance(value, str)})
+                yield {digest: value for digest, value in rows.items() if not isinstance(value, str)}
+
+    kept, _ = store.completed(digests, scored, "scores")
+    found = kept | failures
+    return [found[digest] for digest in digests], [store.key]
 
 
 def _request(response: dict[str, Any], prompt: dict[str, Any]) -> dict[str, Any]:
