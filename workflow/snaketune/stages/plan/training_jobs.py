@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from snaketune.config.base_models import Pretrained, Scratch
+from snaketune.config.base_models import Pretrained
 from snaketune.config.distillation import DistillLoss
 from snaketune.config.evaluations import Evaluation
 from snaketune.config.held_out import snapshot_name
@@ -177,22 +177,6 @@ def _below_adapter(context: Context, run: Run) -> Weights:
     while run.start and run.lora == "continued":
         run = context.config.run_of(run.start)
     return start_of(context, run)
-
-
-def base_of_start(config: Workflow, run: Run) -> Pretrained | Scratch | None:
-    """`start_of(...).base`, without planning the trainings before."""
-    if not run.start:
-        return run.base  # pyrefly: ignore[missing-attribute]
-    if run.lora == "continued":
-        return base_of_start(config, config.run_of(run.start))
-    return base_of_model(config, run.start)
-
-
-def base_of_model(config: Workflow, model: str) -> Pretrained | Scratch | None:
-    """The base model below the adapter of `sft:NAME` or `dpo:NAME`; None if that is a complete model."""
-    run = config.run_of(model)
-    lora = lora_of(config, run)
-    return None if lora is None or lora.merge else base_of_start(config, run)
 
 
 def calibrate_job(context: Context, name: str, run: Run, spec: TrainingSpec) -> Job:
