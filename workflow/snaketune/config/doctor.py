@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from snaketune.config.base import NAME_PATTERN, Model, Name, PositiveInt
+from snaketune.config.base import Model, Name, PositiveInt, TrainedModel
 from snaketune.config.training_runs import Dpo, Sft
 from snaketune.errors import SnaketuneError
 
@@ -18,7 +18,7 @@ class Doctor(Model):
     """Runs that `snakemake doctor` times in short trainings, and changes of them. Variants run in turn, in several rounds, so
     that a machine that heats up doesn't favour one of them."""
 
-    runs: tuple[Annotated[str, Field(pattern=f"^(sft|dpo):{NAME_PATTERN}$")], ...] | None = None
+    runs: tuple[TrainedModel, ...] | None = None
     """Runs to examine: `sft:NAME` or `dpo:NAME`. By default all, of those that take the same time and memory the first one."""
     changes: dict[Name, Change] = {}
     """Changes to try on each of these runs, besides settings that are slow on most machines. By a name of your choice: dotted

@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from snaketune.config.base import Reference
 from snaketune.config.corpus_sources import Corpus, Source
 from snaketune.config.invalid_values import lines_of
 from snaketune.config.nested import merge_keys, put_key
@@ -115,13 +116,19 @@ class _Rounds:
 
     def _round(self, run: Any, name: str, before: str | None) -> Sft | Dpo:
         """The training of a round. Args: before: the model of the round before; None for the first one."""
-        changes: dict[str, Any] = {"rounds": None, "sample": None, "score": None, "corpus": name}
+        changes: dict[str, Any] = {
+            "rounds": None,
+            "sample": None,
+            "score": None,
+            "corpus": Reference.to("corpora", name),
+        }
         if isinstance(run, Sft):
-            changes |= {"rows": None} | ({"base": None, "use_base": before} if before else {})
+            changes |= {"rows": None} | ({"base": None, "use_base": Reference.to("", before)} if before else {})
             return run.model_copy(update=changes)
-        changes |= {"pairs": None, "mix": {}} | ({"from_": before} if before else {})
+        changes |= {"pairs": None, "mix": {}} | ({"from_": Reference.to("", before)} if before else {})
         if run.reference in ("start", "previous"):
-            changes["reference"] = run.start if run.reference == "start" and before else None
+            starts = run.reference == "start" and before
+            changes["reference"] = Reference.to("", run.start) if starts else None
         return run.model_copy(update=changes)
 
     def _corpus(self, names: list[str]) -> Corpus:
