@@ -136,7 +136,7 @@ def test_a_pretrained_model_is_sampled_before_it_is_trained(rounds):
             "sft.own.sample.prompts.corpora: there is no 'cat' under `corpora:`",
         ),
         ("sft.own.rounds", [{"use_base": "sft:x"}], "sft.own.rounds.0.use_base: is one for all rounds"),
-        ("sft.own.rounds", [{"trainin.epochs": 2}], "sft.own.rounds.0.trainin: unknown key"),
+        ("sft.own.rounds", [{"trainin.epochs": 2}], "sft.own.rounds.0.trainin: unknown key; did you mean 'training'"),
         ("sft.own.rounds", [{"training.epochs": -2}], "sft.own.rounds.0.training.epochs: found -2"),
         ("sft.own-2", {"extends": "demo"}, "a round would be called sft.own-2, and there is an entry of this name"),
         (
