@@ -18,9 +18,8 @@ from snaketune.config.base_models import Pretrained
 from snaketune.config.generation import Server
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
-from snaketune.sampling.judge import build
 from snaketune.sampling.judge_models import judge_of
-from snaketune.sampling.judge_questions import ask, question, read_score
+from snaketune.sampling.judge_questions import ask, build, question, read_score
 from snaketune.sampling.tables import REPLIES, RESPONSE_SCHEMA, RESPONSES, SCORES
 from snaketune.servers import client
 from snaketune.stages.cache.row_store import RowStore

@@ -12,8 +12,8 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.config.scoring import AnswerScore
 from snaketune.errors import SnaketuneError
 from snaketune.patterns import TooSlow
-from snaketune.sampling.score import build
 from snaketune.sampling.scorer import Scorer
+from snaketune.sampling.scores import build
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import ScoreSpec
 from snaketune.tables import read_table, write_table

@@ -348,7 +348,7 @@ class CorpusContent(Model):
             if kind != "preferences" and (source.margin or source.pairing != "each"):
                 key = "margin" if source.margin else "pairing"
                 raise ValueError(f"{key} applies to rated preferences; this corpus is of kind {kind}; remove it")
-            unlabelled = fields.maps_rows and not fields.label
+            unlabelled = (fields.prompt or fields.conversation) and not fields.label
             if kind == "unpaired" and (layout not in ("auto", "unpaired") or unlabelled):
                 other = "fields without label" if unlabelled else f"layout {layout}"
                 raise ValueError(f"a corpus of kind unpaired is read from completions with a label; found {other}")

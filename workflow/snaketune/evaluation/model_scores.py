@@ -9,6 +9,7 @@ pairs.arrow       log-probabilities of the completions of every held-out pair, w
 import json
 import os
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from snaketune.evaluation.held_out import (
     held_out_preferences,
 )
 from snaketune.evaluation.held_out_prompts import held_out_prompts
+from snaketune.evaluation.reward_scores import score_reward_model
 from snaketune.evaluation.tasks import prepared_tasks, run_tasks
 from snaketune.files import write_json
 from snaketune.packing.reader import open_rows
@@ -50,31 +52,39 @@ from snaketune.training.reference.teacher_file import open_teacher
 from snaketune.training.self_test_records import record_of_evaluation
 
 
-def score_model(
+def build(
     spec: EvalSpec,
     work: WorkFolder,
     *,
-    results: tuple[Artifact, ...],
+    model: list[Artifact],
     tokenizer: Artifact,
     corpora: list[Artifact],
     packs: list[Artifact],
     ref_logps: list[Artifact],
     base: list[Path],
-    kl_from: tuple[Artifact, ...],
-    taught: tuple[Artifact, ...],
     tasks: list[Path],
+    task_data: list[Path],
     operation: Execution,
+    base_layers: Sequence[Artifact] = (),
+    kl_from: Sequence[Artifact] = (),
+    kl_base: Sequence[Path] = (),
+    teacher: Sequence[Artifact] = (),
+    taught_pack: Sequence[Artifact] = (),
 ) -> Outcome:
-    """Fill `work.payload` with the files above.
+    """Fill `work.payload` with the files above; of a reward model, with those of `evaluation.reward_scores`.
 
     Args:
-        results: the evaluated result and its base layers; empty for a base model.
+        model, base_layers: the evaluated result and its base layers; empty for a base model.
         packs: packs of `spec.conversations`, then of `spec.preferences`.
-        kl_from: the results of the model from which the divergence is measured, if `spec.kl` says so.
-        taught: a teacher's tokens and the pack that they belong to, if `spec.teacher_temperature` is set.
         tasks: files of the tasks' folder; empty for tasks that lm-evaluation-harness ships.
+        task_data: files outside the tasks' folder that tasks name; lm-eval reads them itself.
         operation: with the engine of responses.
+        kl_from, kl_base: the results and the base of the model from which the divergence is measured, if `spec.kl` says so.
+        teacher, taught_pack: a teacher's tokens, and the rows that they belong to, if `spec.teacher_temperature` is set.
     """
+    if spec.rewards:
+        return score_reward_model(spec, work, model=model[0], packs=packs)
+    results, taught = (*model, *base_layers), (*teacher, *taught_pack)
     started = time.monotonic()
     sampled = Sampled(
         results=results,
@@ -148,7 +158,7 @@ def score_model(
         for name in spec.conversations:
             scores["conversations"][name]["exact_match"] = summarize([r for r in responses if r.corpus == name])
         if spec.kl:
-            start = replace(sampled, results=kl_from, base=spec.kl_base).load().to(compute.device)
+            start = replace(sampled, results=tuple(kl_from), base=spec.kl_base).load().to(compute.device)
             answered = [cache.known[Request(ids).digest].tokens for ids in encoded]
             kl_by_response = kl_of_responses(loaded, start, encoded, answered, compute)
             for name in spec.conversations:

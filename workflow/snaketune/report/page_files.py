@@ -5,7 +5,7 @@ records), but no weights, and doesn't import torch. A report of a few hundred th
 of them in matplotlib.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,28 @@ SAMPLES_ON_THE_OVERVIEW = 4
 FLIPS_ON_THE_OVERVIEW, FLIPS = 2, 8
 
 
-def write_pages(spec: ReportSpec, work: WorkFolder, results: ResultSet, earlier: EarlierRuns) -> Outcome:
-    """Fill `work.payload` with the files that `pages_for` and `side_by_side_files` list for the results."""
+def build(
+    spec: ReportSpec,
+    work: WorkFolder,
+    *,
+    manifests: list[Path],
+    runs: list[Path],
+    compared: Sequence[Path] = (),
+    compared_runs: Sequence[Path] = (),
+    compared_evals: Sequence[Path] = (),
+) -> Outcome:
+    """Fill `work.payload` with the files that `pages_for` and `side_by_side_files` list for the results.
+
+    Args:
+        manifests: Manifests of all results to report on, in the order of `spec.jobs`.
+        runs: Their run.json files, each beside its manifest. Where one is missing, its values are shown as missing.
+        compared, compared_runs: Manifests and run.json files of earlier trainings, in the order of `spec.compare`.
+        compared_evals: Manifests of the evaluations of their models.
+    Raises:
+        SnaketuneError: If a manifest or payload can't be read.
+    """
+    results = ResultSet(spec.jobs, manifests, runs)
+    earlier = EarlierRuns(results, spec.compare, compared, compared_runs, compared_evals)
     pages = Pages(spec, results, earlier)
     for path in map(Path, pages_for(results.stages, compared=bool(earlier.others))):
         match path.suffix:

@@ -17,9 +17,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.patterns import TooSlow, search_last
-from snaketune.sampling.judge_models import Answer, JudgeModel, Question
+from snaketune.sampling.judge_models import Answer, JudgeModel, Question, judge_of
 from snaketune.sampling.score_table import Numbers, with_prompts, write_score_table
 from snaketune.sampling.tables import KEYS, REPLIES, REPLY_SCHEMA, RESPONSES, SCORE
 from snaketune.stages.cache.work_folders import WorkFolder
@@ -92,14 +93,32 @@ def read_rubric(path: Path) -> str:
     return text
 
 
-def score_by_judge(spec: JudgeSpec, work: WorkFolder, samples: Artifact, rubric: Path, judge: JudgeModel) -> Outcome:
-    """Write the tables above.
+def build(
+    spec: JudgeSpec,
+    work: WorkFolder,
+    *,
+    samples: Artifact,
+    tokenizer: Sequence[Artifact] = (),
+    model: Sequence[Artifact] = (),
+    base_layers: Sequence[Artifact] = (),
+    rubric: Sequence[Path],
+    base: Sequence[Path] = (),
+    operation: Execution,
+) -> Outcome:
+    """Write the tables above to `work.payload`.
 
+    Args:
+        tokenizer: none for a server's model.
+        base: files of a local base model.
     Raises:
         SnaketuneError: no response has a score.
     """
+    results, schema = (*model, *base_layers), score_schema(spec)
+    judge = judge_of(
+        spec, work, tokenizer=tokenizer, results=results, base_files=base, operation=operation, schema=schema
+    )
     responses = read_table(samples.file(RESPONSES))
-    text, form = read_rubric(rubric), _form(spec)
+    text, form = read_rubric(rubric[0]), _form(spec)
     questions = [
         question(text, _parts(prompt, row), f"Judge the response by the rubric. {form}")
         for row, prompt in with_prompts(responses, samples)

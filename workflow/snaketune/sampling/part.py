@@ -23,31 +23,34 @@ from snaketune.stages.specs import GenerateSpec
 from snaketune.tables import read_table, write_table
 
 
-def generate_part(
+def build(
     spec: GenerateSpec,
     work: WorkFolder,
+    *,
     prompts: Artifact,
     tokenizer: Artifact,
-    *,
-    results: tuple[Artifact, ...],
-    base_files: Sequence[Path],
+    model: Sequence[Artifact] = (),
+    base_layers: Sequence[Artifact] = (),
+    base: Sequence[Path] = (),
     operation: Execution,
 ) -> Outcome:
-    """Write `responses.arrow`.
+    """Write this part's `responses.arrow` to `work.payload`.
 
     Args:
-        results: the model's result and its base layers; empty for a base model.
+        model, base_layers: the model's result and its base layers; empty for a base model.
+        base: files of a local base model, which `spec.base` names.
+        operation: with the engine.
     Raises:
         SnaketuneError: the engine isn't there, doesn't serve this model, or fails.
     """
     sampled = Sampled(
-        results=results,
+        results=(*model, *base_layers),
         base=spec.base,
         trust_remote_code=spec.trust_remote_code,
         tokenizer=tokenizer,
         decoding=spec.decoding,
         frozen=spec.frozen_weights,
-        base_files=base_files,
+        base_files=base,
         operation=operation,
         work=work,
     )

@@ -33,15 +33,19 @@ from snaketune.training.reference.cache_key import identity
 TOO_LONG, NOT_FINITE = "longer than the reward model's positions", "the score isn't a finite number"
 
 
-def score_by_reward_model(
-    spec: RateSpec, work: WorkFolder, samples: Artifact, base_files: Sequence[Path], trained: Sequence[Artifact] = ()
+def build(
+    spec: RateSpec,
+    work: WorkFolder,
+    *,
+    samples: Artifact,
+    model: Sequence[Artifact] = (),
+    base: Sequence[Path] = (),
 ) -> Outcome:
-    """Write `scores.arrow`: a row per response, in their order.
+    """Write `scores.arrow` to `work.payload`: a row per response, in their order.
 
     Args:
-        base_files: of a local model that the spec names.
-        trained: a reward model that was trained here, if the spec names none.
-
+        model: a reward model that was trained here, if `spec.base` names none.
+        base: files of a local model, which `spec.base` names.
     Raises:
         SnaketuneError: the model isn't a reward model, has no chat template, or scores no response.
     """
@@ -51,17 +55,17 @@ def score_by_reward_model(
         [*prompt["messages"], {"role": "assistant", "content": row["content"]}]
         for row, prompt in with_prompts(responses, samples)
     ]
-    for result in trained:
+    for result in model:
         result.files()
-    base = spec.base or Pretrained(path=str(trained[0].folder))
-    encoded = _encoded(base, conversations)
+    pretrained = spec.base or Pretrained(path=str(model[0].folder))
+    encoded = _encoded(pretrained, conversations)
     digests = [hashlib.sha256(repr(ids).encode()).digest()[:16] for ids in encoded]
     store = RowStore(
         work.root,
         {
             # A local model counts by its files, and a trained one by its content.
-            "reward": trained[0].content if trained else identity(base, named=not base_files),
-            "files": [entry for _, entry in cached_entries("base", base_files, work.root)],
+            "reward": model[0].content if model else identity(pretrained, named=not base),
+            "files": [entry for _, entry in cached_entries("base", base, work.root)],
             "device": [compute.device.type, str(compute.dtype)],
             "code": code_digest("snaketune.sampling.reward_model"),
         },
@@ -70,10 +74,10 @@ def score_by_reward_model(
     by_digest = dict(zip(digests, encoded, strict=True))
 
     def scored(missing: list[bytes]) -> Iterator[dict[bytes, float]]:
-        model = load_reward_model(base, compute.weights_dtype(frozen=True)).to(compute.device).eval()
-        longest = positions_of(model.config) or math.inf
+        loaded = load_reward_model(pretrained, compute.weights_dtype(frozen=True)).to(compute.device).eval()
+        longest = positions_of(loaded.config) or math.inf
         fitting = {digest: by_digest[digest] for digest in missing if len(by_digest[digest]) <= longest}
-        batches = _scores(model, compute, fitting, spec.batch_size)
+        batches = _scores(loaded, compute, fitting, spec.batch_size)
         return progress(batches, "scoring", "responses", len(fitting), len)
 
     known, missing = store.completed(digests, scored, "scores")

@@ -7,7 +7,7 @@ sum       of other scores of the same sample; null if one is
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,18 @@ from snaketune.tables import read_table
 ROWS_PER_FILE = 256
 
 
-def write_scores(
-    spec: ScoreSpec, work: WorkFolder, samples: Artifact, scores: list[Artifact], python: list[Path]
+def build(
+    spec: ScoreSpec,
+    work: WorkFolder,
+    *,
+    samples: Artifact,
+    scores: Sequence[Artifact] = (),
+    python: Sequence[Path] = (),
 ) -> Outcome:
-    """Write `scores.arrow`: a row per response, in their order.
+    """Write `scores.arrow` to `work.payload`: a row per response, in their order.
 
+    Args:
+        scores: the summands, in the order of their weights.
     Raises:
         SnaketuneError: no response has a score, or the summands are of another sample.
     """

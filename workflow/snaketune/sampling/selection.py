@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.sampling.tables import KEYS, PROMPTS, RESPONSES, SCORES, SELECTED
 from snaketune.stages.cache.work_folders import WorkFolder
@@ -41,13 +42,11 @@ class Candidate:
     index: int
 
 
-def write_selection(
-    spec: SelectSpec, work: WorkFolder, samples: Artifact, scores: Artifact, sampled: str = ""
-) -> Outcome:
-    """Write `selected.jsonl`.
+def build(spec: SelectSpec, work: WorkFolder, *, samples: Artifact, scores: Artifact, operation: Execution) -> Outcome:
+    """Write `selected.jsonl` to `work.payload`.
 
     Args:
-        sampled: the model whose responses they are, such as `dpo:demo`.
+        operation: with the model whose responses they are, such as `dpo:demo`.
     Raises:
         SnaketuneError: nothing is selected, or less than the spec wants.
     """
@@ -78,7 +77,8 @@ def write_selection(
     if made < (spec.min_rows or 0):
         raise SnaketuneError(
             f"{len(of_prompt)} prompts give {made} rows, fewer than min_rows: {spec.min_rows} (prompts without: {why}). The "
-            f"last model is {sampled}, which was sampled: to end with it, set rounds to those before; or {_advice(spec)}"
+            f"last model is {operation.sampled}, which was sampled: to end with it, set rounds to those before; or "
+            f"{_advice(spec)}"
         )
     counts = {
         "prompts": len(of_prompt),
