@@ -36,7 +36,7 @@ from snaketune.corpus.reading.formats import (
 from snaketune.corpus.reading.json_files import read_json
 from snaketune.corpus.reading.tables import read_arrow, read_parquet
 from snaketune.corpus.reading.text_files import read_csv, read_text
-from snaketune.corpus.rows import NAN_AS_NULL, Malformed, RawRow, bytes_as_text, nan_as_null, without_nulls
+from snaketune.corpus.rows import Malformed, RawRow, table_row
 from snaketune.errors import SnaketuneError
 from snaketune.locations import File
 
@@ -187,9 +187,7 @@ def read_hub(hub: HubDataset) -> Iterator[RawRow]:
     if not len(dataset):
         raise SnaketuneError(f"{hub_name(hub)} holds no rows; check its split")
     for number, row in enumerate(dataset, start=1):
-        cleaned = nan_as_null(row)
-        columns = {column: bytes_as_text(without_nulls(value)) for column, value in cleaned.items()}
-        yield RawRow("row", number, columns, () if cleaned is row else NAN_AS_NULL)
+        yield table_row(number, row)
 
 
 def hub_name(hub: HubDataset) -> str:
