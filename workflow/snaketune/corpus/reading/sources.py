@@ -15,6 +15,7 @@ from snaketune.config.corpus_sources import HubDataset
 from snaketune.corpus.excerpts import print_line, printable
 from snaketune.corpus.reading.archives import (
     BadZipFile,
+    TarError,
     decompressed,
     is_tar,
     is_zip,
@@ -42,7 +43,7 @@ from snaketune.locations import File
 
 READERS = {"json": read_json, "csv": read_csv, "parquet": read_parquet, "arrow": read_arrow, "text": read_text}
 READ_ERRORS = (
-    OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError, BadZipFile, pa.ArrowException
+    OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError, BadZipFile, TarError, pa.ArrowException
 )  # fmt: skip
 # Names of files in an archive that aren't data.
 NOT_DATA_NAMES = {"readme", "license", "licence", "copying", "notice", "changelog", "authors", "citation"}
