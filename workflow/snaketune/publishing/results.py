@@ -92,6 +92,10 @@ class Results:
     def of(self, *stages: str) -> list[Result]:
         return [result for result in self.by_key.values() if result.stage in stages]
 
+    @property
+    def trainings(self) -> list[Result]:
+        return self.of("sft", "dpo", "reward")
+
     def made_from(self, result: Result, role: str) -> list[Result]:
         """The inputs of `result` in a role, as far as they are among the results."""
         return [self.by_key[key] for key in result.job.made_from.get(role, ()) if key in self.by_key]

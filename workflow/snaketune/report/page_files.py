@@ -23,7 +23,7 @@ from snaketune.report.compare.earlier_runs import EarlierRuns
 from snaketune.report.csv_files import Table, count_rows, csv_text, prompt_corpora, score_rows, tables, variant_rows
 from snaketune.report.data.corpus_flow import corpus_flows
 from snaketune.report.data.job_table import cards, job_rows, tokenizer_rows, versions
-from snaketune.report.data.packing_flow import pack_flows, training_flows
+from snaketune.report.data.packing_flow import epochs, pack_flows
 from snaketune.report.data.preference_shift import flips, preference_changes
 from snaketune.report.data.races import races_of
 from snaketune.report.data.results import ResultSet, unique
@@ -171,7 +171,7 @@ class Pages:
             "steps": steps(findings),
             "corpora": corpus_flows(results),
             "packs": pack_flows(results),
-            "trainings": training_flows(results),
+            "trainings": [(run, results.first(run, "pack"), epochs(run)) for run in results.trainings],
             "tokenizers": tokenizer_rows(results),
             "tables": {
                 name: {

@@ -79,8 +79,7 @@ class CardResults(Results):
     def __init__(self, spec: CardSpec, manifests: list[Path]):
         super().__init__(spec.jobs, manifests)
         self.spec = spec
-        # The training of the model first, then those that it builds on.
-        self.trainings = self.of("sft", "dpo", "reward")
+        # The training of the model is first, then those that it builds on.
         self.model = self.trainings[0]
         self.gives_rewards = self.model.stage == "reward"
         # The base model in the spec of the first training: a model with a `path`, or the architecture of a new one.

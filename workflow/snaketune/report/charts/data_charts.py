@@ -126,10 +126,10 @@ def _quantile(documents: np.ndarray, share: float) -> float:
 
 def _characters_panel(flow: CorpusFlow) -> Panel:
     """A histogram with bins of doubling width, drawn as bars of equal width."""
-    rows = np.array(flow.characters["rows"] if flow.characters else [], np.int64)
+    rows = np.array(flow.counts["characters"]["rows"] if flow.counts["characters"] else [], np.int64)
     if not rows.sum():
         return message(f"{flow.name}: the manifest has no lengths")
-    bounds = flow.characters["bounds"]
+    bounds = flow.counts["characters"]["bounds"]
     first, last = np.flatnonzero(rows)[[0, -1]]
     half = bounds[int(np.searchsorted(np.cumsum(rows), rows.sum() / 2))]
 
@@ -147,10 +147,10 @@ def _characters_panel(flow: CorpusFlow) -> Panel:
 
 def _lengths_panel(flow: PackFlow, lengths: Distribution) -> Panel:
     tokens = lengths.tokens
-    unit = "parts" if any(split.split_up["rows"] for split in flow.splits) else flow.unit
+    unit = "parts" if any(split.counts["split"]["rows"] for split in flow.splits) else flow.unit
     if not tokens.total:
         return message(f"{flow.title}: no {unit}")
-    too_long = sum(split.dropped.get("longer_than_row", 0) for split in flow.splits)
+    too_long = sum(split.counts["dropped"].get("longer_than_row", 0) for split in flow.splits)
 
     def draw(ax: Axes) -> None:
         _bars(ax, tokens)

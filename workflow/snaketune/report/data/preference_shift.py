@@ -180,7 +180,7 @@ def _sources(results: ResultSet, corpus: str, rows: pa.Table, ids: list[str]) ->
     source_of = dict(zip(rows["id"].to_pylist(), rows["source"].to_pylist()))
     source_P = np.array([source_of[pair] for pair in ids])
     sources = next((flow.sources for flow in corpus_flows(results) if flow.name == corpus), [])
-    names = {number: f"{number}: {source.name}" for number, source in enumerate(sources)}
+    names = {number: f"{number}: {source['name']}" for number, source in enumerate(sources)}
     return {names.get(number, str(number)): source_P == number for number in np.unique(source_P).tolist()}
 
 

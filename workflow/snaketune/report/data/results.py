@@ -102,7 +102,7 @@ class ResultSet(Results):
     @property
     def models(self) -> list[str]:
         """Labels of all models, from base to DPO."""
-        trained = {result.label for result in self.of("sft", "dpo", "reward")}
+        trained = {result.label for result in self.trainings}
         evaluated = {scored.model for scored in self.scored} | {model_named(result.name) for result in self.of_rewards}
         return sorted(evaluated | trained, key=model_order)
 

@@ -178,7 +178,7 @@ def collect_findings(
     findings = preflight_findings(results)
     checked = {finding.key for finding in findings}
     findings += data_rules.sweep_findings(results, variants)
-    findings += slow_nodes([*((run.label, run.run) for run in results.of("sft", "dpo", "reward")), *others])
+    findings += slow_nodes([*((run.label, run.run) for run in results.trainings), *others])
     for verdict in verdicts:
         for difference in verdict.differences:
             findings += data_rules.difference_findings(difference, verdict)
