@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from invented_results import Results
 
-from snaketune.evaluation.reward_scores import by_source, calibration_scores, reward_scores
+from snaketune.evaluation.pair_scores import by_source
+from snaketune.evaluation.reward_scores import calibration_scores, reward_scores
 from snaketune.files import write_json
 from snaketune.report.charts.reward_charts import reward_evaluation_chart
 from snaketune.report.charts.style import model_styles
@@ -33,7 +34,8 @@ def evaluate(results: Results, name: str, rewards_P2: np.ndarray, sources: int =
     preferences = {}
     if len(rewards_P2):
         numbers = np.arange(len(rewards_P2)) % sources
-        scores = reward_scores(rewards_P2) | by_source(numbers, rewards_P2) | calibration_scores(rewards_P2)
+        scores = reward_scores(rewards_P2) | calibration_scores(rewards_P2)
+        scores |= by_source(numbers, lambda own_P: reward_scores(rewards_P2[own_P]))
         preferences = {"pairs": scores}
     write_json(
         results.payload("eval", name, "scores.json"),

@@ -8,13 +8,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from snaketune.evaluation.pair_scores import wins
 from snaketune.report.charts.style import COLOURS, MUTED, Chart, Panel, Style, cut, line_at, message, percentages
 from snaketune.report.compare.measures import FORMATS, PREFERENCES, Measure, measures
 from snaketune.report.compare.variants import MONITORED, Variants
 from snaketune.report.data.preference_shift import PreferenceChange
 from snaketune.report.data.races import Race, paused_runs
 from snaketune.report.data.results import ResultSet, unique
-from snaketune.report.judge.verdict import wins
 from snaketune.report.text import NOTHING, decimal, percent
 
 Styles = dict[str, Style]

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from snaketune.artifacts.split_files import file_name, read_split
+from snaketune.evaluation.pair_scores import wins
 from snaketune.publishing.results import Result
 from snaketune.report.data.corpus_flow import corpus_flows
 from snaketune.report.data.results import ResultSet, ScoredModel
-from snaketune.report.judge.verdict import wins
 from snaketune.report.text import clip
 
 # Limits of excerpts.
