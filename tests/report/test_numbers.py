@@ -6,12 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from invented_data import bad
 
 from snaketune.evaluation.score_intervals import wilson
-from snaketune.report.charts.data_charts import read_distribution
+from snaketune.report.charts.data_charts import read_shares
 from snaketune.report.compare.measures import measures
 from snaketune.report.data.job_table import cards, job_rows
 from snaketune.report.data.packing_flow import pack_flows
@@ -20,7 +19,6 @@ from snaketune.report.data.samples import choose, dropped_examples, tokenized_ro
 from snaketune.report.judge.headline import model_lineage
 from snaketune.report.judge.training_rules import training_findings, trainings
 from snaketune.report.text import short
-from snaketune.tables import read_table
 
 
 def result_set(results) -> ResultSet:
@@ -144,24 +142,13 @@ def test_rows_of_a_table_are_named_by_number(results):
 
 def test_rows_are_measured_against_their_own_length(results):
     results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer(), lengths=(32, 64, 128))
-    (pack,) = result_set(results).of("pack")
-    histograms = read_distribution(pack)
-    assert histograms.fill.total == pack.manifest["packing_metadata"]["rows"]
-    assert 0 < histograms.fill.low <= histograms.fill.median <= histograms.fill.high <= 1
-    assert histograms.tokens.total == histograms.tokens.counts.sum() == 80
-    assert histograms.supervised.high <= 1 / 3
     (flow,) = pack_flows(result_set(results))
+    lengths, fill, supervised = read_shares(flow)
+    assert len(lengths) == 80 and len(fill) == len(supervised) == flow.metadata["rows"]
+    assert fill.min() > 0 and fill.max() <= 1
+    assert supervised.max() <= 1 / 3
     assert list(flow.lengths) == [32, 64, 128]
     assert flow.length == 128
-
-
-def test_lengths_agree_with_numpy(results):
-    results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer())
-    (pack,) = result_set(results).of("pack")
-    tokens = read_table(pack.artifact.file("documents.arrow"))["tokens"].to_numpy()
-    histograms = read_distribution(pack)
-    expected = [np.quantile(tokens, share, method="inverted_cdf") for share in (0.5, 0.95)]
-    assert [histograms.tokens.median, histograms.p95] == expected
 
 
 def test_results_with_equal_content_are_linked_by_name(results):
