@@ -9,6 +9,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.engine.model.batches import Batch
 from snaketune.engine.model.devices import Compute
 from snaketune.engine.model.logprobs import all_pair_logprobs, losses_by_batch
 from snaketune.engine.model.packing_support import choose_kernel
@@ -46,6 +47,14 @@ def choose_forward(
     return tested.compute, tested.about(), {"self_test_share": tested.share}
 
 
+def document_of(batch: Batch) -> tuple[torch.Tensor, int]:
+    """The document of each supervised token of a batch, int64[N], and the number of documents."""
+    layout = batch["segments"].layout
+    # The turns of a conversation may be several segments, which form a tree.
+    tree_D = torch.from_numpy(layout.trees[layout.documents])
+    return tree_D[batch["target_documents"].cpu()], int(layout.trees.max(initial=-1)) + 1
+
+
 def by_document(losses_N: torch.Tensor, document_N: torch.Tensor, documents: int) -> tuple[list[float], list[int]]:
     """The summed losses and the tokens of a batch's documents; `document_N`: the document of each loss, int64[N]."""
     document_N = document_N.cpu()
@@ -66,11 +75,7 @@ def held_out_loss(
     all_sums: list[float] = []
     all_tokens: list[int] = []
     for batch, losses_N in losses_by_batch(model, rows, compute, f"loss, {name}"):
-        layout = batch["segments"].layout
-        # The turns of a conversation may be several segments, which form a tree.
-        tree_D = torch.from_numpy(layout.trees[layout.documents])
-        document_N, documents = tree_D[batch["target_documents"].cpu()], int(layout.trees.max(initial=-1)) + 1
-        sums, tokens = by_document(losses_N, document_N, documents)
+        sums, tokens = by_document(losses_N, *document_of(batch))
         all_sums += sums
         all_tokens += tokens
     table = loss_table(name, all_sums, all_tokens)

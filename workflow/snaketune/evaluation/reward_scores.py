@@ -13,9 +13,9 @@ import torch
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base_models import Pretrained
+from snaketune.engine.model.batches import Batch
 from snaketune.engine.model.devices import Compute, resolve_compute, use_threads
-from snaketune.engine.model.logprobs import AutoBatch
-from snaketune.engine.model.machine import is_out_of_memory, reset_peak_memory
+from snaketune.engine.model.logprobs import over_all_rows
 from snaketune.engine.model.parameters import parameter_count
 from snaketune.engine.model.reward_head import packed_rewards, with_rewards
 from snaketune.engine.packing.rows import PackedRows
@@ -75,30 +75,19 @@ def score_reward_model(spec: EvalSpec, work: WorkFolder, *, model: Artifact, pac
     return Outcome(counts={"pairs": sum(map(len, tables))}, about=about, run=run)
 
 
-@torch.no_grad()
 def all_rewards(model: torch.nn.Module, rows: PackedRows, compute: Compute, what: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rewards, float64[P, 2], and token counts, int64[P, 2], of all packed pairs, in the order of the rows; batches are halved
-    when memory runs out. Args: what: names it in messages."""
+    """Rewards, float64[P, 2], and token counts, int64[P, 2], of all packed pairs, in the order of the rows. Args: what: names
+    it in messages."""
+
+    def forward(chosen: list[dict[str, Any]]) -> tuple[Batch, torch.Tensor]:
+        batch = collate_pairs(chosen, compute.kernel).to(compute.device)
+        return batch, packed_rewards(model, batch)
+
     model.eval()
-    batches, done, rewards, counts = AutoBatch(rows.row_length, compute.device), 0, [], []
-    while done < len(rows):
-        chunk, found = range(done, min(done + batches.rows, len(rows))), None
-        try:
-            batch = collate_pairs([rows[row] for row in chunk], compute.kernel).to(compute.device)
-            with compute.autocast():
-                found = packed_rewards(model, batch)
-        except Exception as error:
-            if batches.rows == 1 or not is_out_of_memory(error):
-                raise
-        if found is None:
-            # Outside the handler, since its traceback holds references to tensors.
-            batches.halve()
-            reset_peak_memory(compute.device)
-            print(f"{what}: out of memory; continuing with {batches.rows} rows per batch", flush=True)
-            continue
-        rewards.append(found.double().cpu().numpy())
+    rewards, counts = [], []
+    for batch, rewards_P2 in over_all_rows(rows, compute, what, forward):
+        rewards.append(rewards_P2.double().cpu().numpy())
         counts.append(batch["completion_tokens"].reshape(-1, 2).cpu().numpy())
-        done += len(chunk)
     return np.concatenate(rewards), np.concatenate(counts)
 
 
