@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from snaketune.evaluation.score_intervals import Z
-from snaketune.report.compare.measures import Measure
-from snaketune.report.data.results import ScoredModel
+from snaketune.publishing.measures import Measure
+from snaketune.publishing.scored_models import ScoredModel
 from snaketune.report.judge.headline import model_lineage
 from snaketune.report.judge.verdict import Difference, Verdict, paired, paired_per_token, row_outcomes
 

@@ -10,15 +10,15 @@ import pytest
 from invented_data import bad
 
 from snaketune.evaluation.score_intervals import wilson
+from snaketune.publishing.measures import measures
 from snaketune.report.charts.data_charts import read_shares
-from snaketune.report.compare.measures import measures
 from snaketune.report.data.job_table import cards, job_rows
 from snaketune.report.data.packing_flow import pack_flows
 from snaketune.report.data.results import ResultSet
 from snaketune.report.data.samples import choose, dropped_examples, tokenized_rows
 from snaketune.report.judge.headline import model_lineage
 from snaketune.report.judge.training_rules import training_findings, trainings
-from snaketune.report.text import short
+from snaketune.text import short
 
 
 def result_set(results) -> ResultSet:

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from snaketune.publishing.measures import Measure
 from snaketune.publishing.results import Result
-from snaketune.report.compare.measures import Measure
 from snaketune.report.data.corpus_flow import CorpusFlow
 from snaketune.report.data.packing_flow import SplitFlow
 from snaketune.report.judge.data_rules import (

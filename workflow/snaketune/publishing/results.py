@@ -120,24 +120,6 @@ def read_lines(path: Path) -> list[Any]:
         raise SnaketuneError(f"{path} can't be read: {error}") from None
 
 
-def at_path(scores: Any, path: str) -> Any:
-    """The value at a dotted path, or None. Names may contain dots themselves.
-
-    >>> at_path({"tasks": {"v1.5": {"acc": 0.5}}}, "tasks.v1.5.acc")
-    0.5
-    """
-    if not path:
-        return scores
-    parts = path.split(".")
-    for end in range(len(parts), 0, -1):
-        name = ".".join(parts[:end])
-        if isinstance(scores, dict) and name in scores:
-            value = at_path(scores[name], ".".join(parts[end:]))
-            if value is not None:
-                return value
-    return None
-
-
 def is_number(value: Any) -> bool:
     """True for a finite number. Bools and strings, which untrusted files may have, aren't numbers."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

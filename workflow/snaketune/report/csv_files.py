@@ -18,11 +18,12 @@ import io
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from snaketune.publishing.measures import measures
 from snaketune.publishing.results import is_number
-from snaketune.report.compare.measures import measures
+from snaketune.publishing.scored_models import ScoredModel
 from snaketune.report.compare.variants import Variants
-from snaketune.report.data.results import ResultSet, ScoredModel, unique
-from snaketune.report.text import clean
+from snaketune.report.data.results import ResultSet, unique
+from snaketune.text import clean
 
 # Spreadsheets compute a cell that begins with one of these (also in full width); some ignore leading whitespace.
 FORMULAS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
@@ -124,10 +125,11 @@ def score_rows(results: ResultSet) -> Table:
     """Columns and rows of evaluation.csv: a measure per row, a model per column, unrounded."""
     rows = [
         {"evaluation": evaluation, "on": measure.on, "measure": measure.name, "unit": measure.unit} | measure.values
-        for evaluation, models in results.evaluations.items()
+        for evaluation, models in results.all_evaluations.items()
         for measure in measures(models)
     ]
-    return ["evaluation", "on", "measure", "unit", *unique(scored.model for scored in results.scored)], rows
+    models = unique(scored.model for models in results.all_evaluations.values() for scored in models)
+    return ["evaluation", "on", "measure", "unit", *models], rows
 
 
 def variant_rows(variants: Variants) -> Table:

@@ -12,8 +12,8 @@ from snaketune.report.data.corpus_flow import CorpusFlow, corpus_flows
 from snaketune.report.data.packing_flow import PackFlow, pack_flows
 from snaketune.report.data.results import ResultSet
 from snaketune.report.data.sampled import SampledTable, Selection, sampled_tables, selections
-from snaketune.report.text import decimal, percent, whole
 from snaketune.tables import read_table
+from snaketune.text import decimal, percent, whole
 
 BINS, SHARE_BINS = 30, 25
 

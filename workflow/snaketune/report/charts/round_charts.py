@@ -5,7 +5,7 @@ from matplotlib.ticker import MaxNLocator
 
 from snaketune.report.charts.style import COLOURS, MUTED, Chart, Panel, Style, cut, percentages
 from snaketune.report.data.rounds import HeldOutScores, Interval, Rounds
-from snaketune.report.text import percent
+from snaketune.text import percent
 
 HELD_OUT, ONCE, FIRST_TRY = (
     Style(colour="sft-1"),

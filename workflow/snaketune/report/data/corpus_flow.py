@@ -8,7 +8,7 @@ from typing import Any, get_args
 from snaketune.config.corpus_sources import PersonalData
 from snaketune.publishing.results import Result
 from snaketune.report.data.results import ResultSet, by_whole
-from snaketune.report.text import NOTHING, clean
+from snaketune.text import NOTHING, clean
 
 SPLITS = ("train", "held_out")
 REPAIRED = "repaired_"

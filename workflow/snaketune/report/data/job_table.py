@@ -7,7 +7,7 @@ from typing import Any
 from snaketune.publishing.results import Result
 from snaketune.report.data.packing_flow import pack_flows
 from snaketune.report.data.results import ResultSet, by_whole, is_gpu, natural
-from snaketune.report.text import NOTHING, clean, clip, decimal, duration, percent, short, whole
+from snaketune.text import NOTHING, clean, clip, decimal, duration, percent, short, whole
 
 SOURCE_CHARACTERS = 300
 

@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 from snaketune.artifacts.split_files import file_name, read_split
 from snaketune.evaluation.pair_scores import wins
 from snaketune.publishing.results import Result
+from snaketune.publishing.scored_models import ScoredModel
 from snaketune.report.data.corpus_flow import corpus_flows
-from snaketune.report.data.results import ResultSet, ScoredModel
-from snaketune.report.text import clip
+from snaketune.report.data.results import ResultSet
+from snaketune.text import clip
 
 # Limits of excerpts.
 CHARACTERS = {"prompt": 500, "chosen": 600, "rejected": 600}

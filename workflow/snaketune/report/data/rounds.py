@@ -14,7 +14,8 @@ import numpy as np
 
 from snaketune.evaluation.score_intervals import mean_interval, wilson
 from snaketune.publishing.results import Result
-from snaketune.report.data.results import ResultSet, ScoredModel
+from snaketune.publishing.scored_models import ScoredModel
+from snaketune.report.data.results import ResultSet
 from snaketune.sampling.tables import RESPONSES, SCORES
 from snaketune.tables import read_table
 

@@ -14,9 +14,10 @@ from itertools import islice
 from typing import Any
 
 from snaketune.publishing.results import Result
+from snaketune.publishing.scored_models import ScoredModel
 from snaketune.report.data.corpus_flow import tokenized_corpora
-from snaketune.report.data.results import ResultSet, ScoredModel, measurements, unique
-from snaketune.report.text import clip
+from snaketune.report.data.results import ResultSet, measurements, unique
+from snaketune.text import clip
 
 TOKENIZER = "tokenizer.json"
 SPAN_CHARACTERS = 1200

@@ -11,7 +11,7 @@ from snaketune.report.data.packing_flow import PackFlow
 from snaketune.report.data.results import ResultSet, unique
 from snaketune.report.judge.findings import NOTES, ReportFinding
 from snaketune.report.judge.verdict import INCONCLUSIVE, WORSE, Difference, Verdict
-from snaketune.report.text import decimal, percent, whole, words
+from snaketune.text import decimal, percent, whole, words
 
 SUPERVISED = 0.02
 QUARANTINED = 0.005

@@ -15,7 +15,7 @@ from snaketune.report.compare.variants import stopped_early, warnings_of
 from snaketune.report.data.packing_flow import epochs
 from snaketune.report.data.results import ResultSet, is_gpu, logged_numbers
 from snaketune.report.judge.findings import NOTES, WARNS, ReportFinding
-from snaketune.report.text import clean, clip, decimal, duration, percent, short, whole
+from snaketune.text import clean, clip, decimal, duration, percent, short, whole
 
 # Of the findings of preflight. One that stops a run is a warning here, since the run was started anyway.
 SEVERITIES = {"stops": WARNS, "warns": WARNS, "notes": NOTES}

@@ -15,8 +15,9 @@ import numpy as np
 
 from snaketune.evaluation.pair_scores import margins, wins
 from snaketune.evaluation.score_intervals import Z, per_token
-from snaketune.report.compare.measures import FORMATS, Measure, measures
-from snaketune.report.data.results import ResultSet, ScoredModel
+from snaketune.publishing.measures import FORMATS, Measure, measures
+from snaketune.publishing.scored_models import ScoredModel
+from snaketune.report.data.results import ResultSet
 from snaketune.report.data.win_rates import JudgedComparison, judged_comparisons
 
 Interval = tuple[float, float]
