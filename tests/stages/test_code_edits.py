@@ -53,7 +53,6 @@ COMPUTING = {
     "config.optimizers": {*OPTIMIZED - REPLAYS, "ref_logps", "ref_pass", "teacher", "teacher_pass"},
     "engine.preference_settings": {"card", *REPLAYS},  # what losses need
     "config.packing": {"pack"},  # the lengths of rows
-    "config.score_names": {"report"},  # which scores are rewards
     "config.secrets": {*LOADING - REPLAYS, "tokenizer"},  # what is masked in messages; texts in a model's config
     "config.training_runs": {*TRAININGS - REPLAYS, "merge", "preflight"},  # the data types of saved weights
     "stages.races": {"preflight", *REPLAYS, "race", "report"},  # which variants earlier races paused
