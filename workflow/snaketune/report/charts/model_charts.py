@@ -10,7 +10,18 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from snaketune.evaluation.pair_scores import wins
 from snaketune.publishing.measures import FORMATS, PREFERENCES, Measure, measures
-from snaketune.report.charts.style import COLOURS, MUTED, Chart, Panel, Style, cut, line_at, message, percentages
+from snaketune.report.charts.style import (
+    COLOURS,
+    MUTED,
+    Chart,
+    Panel,
+    Style,
+    curve_with_intervals,
+    cut,
+    line_at,
+    message,
+    percentages,
+)
 from snaketune.report.compare.variants import MONITORED, Variants
 from snaketune.report.data.preference_shift import PreferenceChange
 from snaketune.report.data.races import Race, paused_runs
@@ -294,14 +305,8 @@ def _curve(measure: Measure, runs: dict[str, list[tuple[float, str]]], styles: d
     def draw(ax: Axes) -> None:
         for run, points in runs.items():
             style = styles.get(run) or styles[points[-1][1]]
-            known = [
-                (x, y, measure.intervals.get(model))
-                for x, model in points
-                if (y := measure.values.get(model)) is not None
-            ]
-            for x, interval in ((x, interval) for x, _, interval in known if interval):
-                ax.plot([x, x], interval, color=style.hex, alpha=0.5)
-            ax.plot([x for x, *_ in known], [y for _, y, _ in known], color=style.hex, marker="o", markersize=4)
+            known = ((x, measure.values.get(model), measure.interval(model)) for x, model in points)
+            curve_with_intervals(ax, (point for point in known if point[1] is not None), style)
         ax.set(xlabel="share of the run", ylabel=f"{measure.name}, {measure.unit}" if measure.unit else measure.name)
         percentages(ax, "x")
         if FORMATS[measure.unit] is percent:

@@ -4,7 +4,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from snaketune.report.charts.style import MUTED, Chart, Panel, Style, line_at, percentages
+from snaketune.report.charts.style import MUTED, Chart, Panel, Style, curve_with_intervals, line_at, percentages
 from snaketune.report.charts.training_charts import curve, throughput, training_chart, whole_runs
 from snaketune.report.data.results import ResultSet
 from snaketune.text import decimal, percent
@@ -51,8 +51,8 @@ def _calibration(where: str, of_models: dict[str, Scores], styles: Styles) -> Pa
     def draw(ax: Axes) -> None:
         ax.plot((0.5, 1), (0.5, 1), color=MUTED, linewidth=0.8, linestyle=":")
         for model, scores in of_models.items():
-            bins = scores["calibration"]
-            _points(ax, [bin["predicted"] for bin in bins], bins, styles[model])
+            points = ((bin["predicted"], bin["accuracy"], bin["accuracy_interval"]) for bin in scores["calibration"])
+            curve_with_intervals(ax, points, styles[model])
         ax.set(xlabel="predicted probability of the preferred response", ylabel="share that is right")
         percentages(ax, "x")
         percentages(ax, "y")
@@ -68,18 +68,14 @@ def _by_margin(where: str, of_models: dict[str, Scores], styles: Styles) -> Pane
     def draw(ax: Axes) -> None:
         line_at(ax, 0.5)
         for model, scores in of_models.items():
-            groups = scores["by_margin"]
-            _points(ax, [(group["from"] + group["to"]) / 2 for group in groups], groups, styles[model])
+            points = (
+                ((group["from"] + group["to"]) / 2, group["accuracy"], group["accuracy_interval"])
+                for group in scores["by_margin"]
+            )
+            curve_with_intervals(ax, points, styles[model])
         ax.set(xlabel="size of the margin", ylabel="share that is right")
         percentages(ax, "y")
         ax.set_ylim(-0.03, 1.03)
 
     largest = ", ".join(percent(scores["by_margin"][-1]["accuracy"]) for scores in of_models.values())
     return Panel(title=f"{where}: accuracy by margin, {largest} in the group of the largest", draw=draw)
-
-
-def _points(ax: Axes, places: list[float], bins: list[Scores], style: Style) -> None:
-    for place, bin in zip(places, bins, strict=True):
-        ax.plot((place, place), bin["accuracy_interval"], color=style.hex, linewidth=1.2, alpha=0.5)
-    look = {"color": style.hex, "linestyle": style.dash, "marker": style.marker}
-    ax.plot(places, [bin["accuracy"] for bin in bins], linewidth=1.2, markersize=4, **look)
