@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 
 from snaketune.config.evaluations import ExactMatch
+from snaketune.config.score_names import SCORES
 from snaketune.evaluation.exact_match import Prompt, choose_prompts, judge, same_answer, summarize
 from snaketune.evaluation.held_out import PAIRS, pair_table, preference_scores, reference_logps
 from snaketune.evaluation.pair_scores import by_source
 from snaketune.evaluation.score_intervals import wilson
-from snaketune.publishing.measures import PREFERENCES
 from snaketune.training.reference.logps_table import Reference
 
 # The row of a pair without a reference.
@@ -84,7 +84,7 @@ def test_preference_scores_with_and_without_a_reference():
     assert scores["chosen_logp_nats"] == pytest.approx(-10 / 3, abs=1e-4)
     assert preference_scores(table_of(sums[:1], counts[:1], references[:1]))["reward_accuracy"] is None
     # Besides the counts: exactly the scores that the report can sort by, each with an interval.
-    named = PREFERENCES.keys() - {"reward_margin", "chosen_reward", "rejected_reward", "calibration_error"}
+    named = set(SCORES["preferences"])
     assert scores.keys() - {"pairs", "pairs_with_reference"} == named | {f"{name}_interval" for name in named}
 
 

@@ -172,7 +172,7 @@ def preference_scores(pairs: pa.Table) -> dict[str, Any]:
     `logp_accuracy`: share of pairs whose chosen completion has the higher log-probability; `reward_accuracy` and
     `reward_margin_nats`: the same for the log-ratio to the reference (DPO's implicit reward, not scaled by beta);
     log-probabilities and rewards of both completions, means over the pairs. A tie counts half in an accuracy. The names are
-    listed in `publishing/measures.py`; each has a 95% interval (`NAME_interval`).
+    listed in `config/score_names.py`; each has a 95% interval (`NAME_interval`).
     """
     referenced = pairs.filter(pairs["reference_chosen_logp"].is_valid())
     margin_of, reward_margin_K = margins(pairs), margins(referenced)["reward_accuracy"]
