@@ -251,7 +251,9 @@ def test_json_replies(judging):
 def test_nothing_readable_is_an_error_with_an_example(judging):
     with (
         serving(StandIn(None, judge=lambda messages: "As a language model, I like all of them.")) as url,
-        pytest.raises(SnaketuneError, match=r"scored none of the 12 .*12 × its reply .*I like all of them"),
+        pytest.raises(
+            SnaketuneError, match=r"none of the 12 responses has a score \(12 × its reply .*I like all of them"
+        ),
     ):
         judging.score(url)
 

@@ -45,7 +45,6 @@ COMPUTED = {
     "config.packing.Packing.longest": "another class' in stages",
     "config.row_fields.LISTS": "the lines of a config to paste, in errors",
     "config.row_fields.MAPPINGS": "which layout reads mapped columns; another layout lacks some of them, and refuses the rows",
-    "config.score_names.REWARDS": "names of scores, which a report lists apart",
     "config.secrets.without_secrets": "masks messages",
     "config.training_runs.SaveDtype": "a type",
     "stages.races.FILE": "a name",

@@ -49,7 +49,7 @@ def load(raw: dict[str, Any]) -> tuple[Workflow, Variants]:
     _check_files(config)
     check_references(config, variants)
     check_sort_by(config, variants)
-    check_publish_targets(config, variants)
+    check_publish_targets(config)
     return config, variants
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
-from snaketune.evaluation.win_rates import Comparison, win_rate
+from snaketune.evaluation.win_rates import win_rate
 from snaketune.files import write_json
 from snaketune.patterns import search_last
 from snaketune.sampling.judge_models import judge_of
@@ -95,22 +95,17 @@ def build(
         second = None if second is None else 1.0 - second
         verdicts[key] = {"first": first, "second": second, "first_reply": first_reply, "second_reply": second_reply}
     equal = {"first": TIE, "second": TIE, "first_reply": None, "second_reply": None}
-    rows = [{"corpus": key[0], "id": key[1], **verdicts.get(key, equal)} for key in keys]
-    write_table(work.payload / "verdicts.arrow", pa.Table.from_pylist(rows, schema=VERDICTS))
-    compared = [
-        Comparison(
-            first=row["first"],
-            second=row["second"],
-            tokens=ours[row["corpus"], row["id"]]["tokens"],
-            opponent_tokens=theirs[row["corpus"], row["id"]]["tokens"],
-        )
-        for row in rows
+    rows = [
+        {"corpus": key[0], "id": key[1], **verdicts.get(key, equal)}
+        | {"tokens": ours[key]["tokens"], "opponent_tokens": theirs[key]["tokens"]}
+        for key in keys
     ]
+    write_table(work.payload / "verdicts.arrow", pa.Table.from_pylist(rows, schema=VERDICTS))
     truncated = {
         name: _truncated([rows_of[key] for key in keys], result)
         for name, rows_of, result in (("truncated", ours, evaluated), ("opponent_truncated", theirs, opponent))
     }
-    scores = win_rate(compared) | truncated | {"equal": len(keys) - len(asked)}
+    scores = win_rate(rows) | truncated | {"equal": len(keys) - len(asked)}
     write_json(work.payload / "win_rate.json", scores)
     again = sum(times == 2 for _, _, times in found)
     counts = {"prompts": len(keys), "verdicts": len(found), "readable": readable, "asked_again": again}

@@ -21,7 +21,7 @@ from typing import Any
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
-from snaketune.sampling.tables import PROMPTS, RESPONSES, SCORES, SELECTED
+from snaketune.sampling.tables import KEYS, PROMPTS, RESPONSES, SCORES, SELECTED
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SelectSpec
@@ -51,7 +51,7 @@ def build(spec: SelectSpec, work: WorkFolder, *, samples: Artifact, scores: Arti
         SnaketuneError: nothing is selected, or less than the spec wants.
     """
     responses, scored = read_table(samples.file(RESPONSES)), read_table(scores.file(SCORES))
-    if scored.select(["id", "turn", "index"]) != responses.select(["id", "turn", "index"]):
+    if scored.select(KEYS) != responses.select(KEYS):
         raise SnaketuneError("the scores are of another sample than the responses; run both again")
     of_prompt: dict[tuple[str, int], list[Row]] = {}
     for response, score in zip(responses.to_pylist(), scored["score"].to_pylist(), strict=True):
