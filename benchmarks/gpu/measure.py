@@ -137,6 +137,8 @@ def _trainer(model: torch.nn.Module, steps: Steps) -> dict[str, Any]:
     from snaketune.training.autotune.machine_check import check_machine
     from snaketune.training.pipeline import fit, make_trainer
     from snaketune.training.prepared import PreparedTraining, TrainingRun
+    from snaketune.training.prepared_dpo import preference_settings
+    from snaketune.training.prepared_sft import sft_loss
 
     shape, rows, compute, clock = steps.shape, steps.rows, steps.compute, steps.clock
     settings = Learning(batch_rows=shape.batch_rows, learning_rate=LEARNING_RATE, compile=steps.compiled)
@@ -161,7 +163,9 @@ def _trainer(model: torch.nn.Module, steps: Steps) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         run = TrainingRun(spec=spec, operation=operation, work=started(name), compute=compute)
         timed = clock.timing(DpoTrainer if of_pairs else SftTrainer, counts)
-        trainer = make_trainer(PreparedTraining(trainer_class=timed, rows=rows, run=run, initial=None), model, compute)
+        loss = {"settings": preference_settings(spec)} if of_pairs else sft_loss(spec)
+        prepared = PreparedTraining(trainer_class=timed, rows=rows, run=run, initial=None, loss=loss)
+        trainer = make_trainer(prepared, model, compute)
         if of_pairs:
             # The reference is made up, so it differs from the policy.
             trainer.check_start = lambda: None

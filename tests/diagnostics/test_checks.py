@@ -35,7 +35,7 @@ from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.packing import chain
 from tests.tokenization.small_tokenizers import tokenizer_artifact
 from tests.training import pipeline_runs
-from tests.training.executed import executed, made_by
+from tests.training.executed import executed, loss_of, made_by
 from tests.training.preference_runs import packed_pairs, referenced
 
 
@@ -50,7 +50,8 @@ def training(folder: Path, rows, trainer=SftTrainer, load=lambda *_: tiny_model(
     work = WorkFolder(folder)
     work.start()
     run = TrainingRun(spec=spec, operation=executed(spec.training), work=work, compute=CPU)
-    return PreparedTraining(trainer_class=trainer, rows=rows, run=run, initial=made_by(load), held_out=rows)
+    initial, loss = made_by(load), loss_of(spec)
+    return PreparedTraining(trainer_class=trainer, rows=rows, run=run, initial=initial, held_out=rows, loss=loss)
 
 
 # packed = alone

@@ -29,7 +29,7 @@ from snaketune.tables import write_table
 from snaketune.training import pipeline
 from snaketune.training.prepared import PreparedTraining, TrainingRun
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
-from tests.training.executed import executed, made_by
+from tests.training.executed import executed, loss_of, made_by
 
 LENGTH = 32
 FORKED = multiprocessing.get_context("fork")
@@ -134,7 +134,10 @@ def train(
     )
     run = TrainingRun(spec=made, operation=operation, work=work, compute=compute)
     initial = made_by(load, config)
-    prepared = PreparedTraining(trainer_class=trainer, rows=rows, run=run, initial=initial, held_out=held_out)
+    loss = loss_of(made)
+    prepared = PreparedTraining(
+        trainer_class=trainer, rows=rows, run=run, initial=initial, held_out=held_out, loss=loss
+    )
     return pipeline.train(prepared)
 
 

@@ -5,6 +5,7 @@ import pytest
 from snaketune.config.losses import WINDOW, PreferenceLoss
 from snaketune.engine.preference_metrics import SUMS
 from snaketune.engine.preference_monitor import PreferenceMonitor
+from snaketune.engine.preference_settings import PreferenceSettings, StopIf
 
 SETTINGS = PreferenceLoss(beta=0.1)
 REFERENCE_FREE = PreferenceLoss(loss="cpo", beta=0.1)
@@ -133,13 +134,13 @@ def test_a_policy_that_differs_from_its_reference_is_compared_with_its_first_win
     ],
 )
 def test_a_threshold_is_compared_with_the_mean_of_its_window(stop_if, reason):
-    monitor = PreferenceMonitor(PreferenceLoss(stop_if={**stop_if, "window": 4, "from_step": 3}))
+    monitor = PreferenceMonitor(PreferenceSettings(stop_if=StopIf(thresholds=stop_if, window=4, from_step=3)))
     for number in range(1, 5):
         assert monitor.early_stop() is None
         # One good step of four isn't enough for the mean.
         sums = step(0.4, -0.4) | {"kl": 0.0} if number == 1 else step(0.0, 0.0) | {"kl": 8 * 20 / 3}
         monitor.step(sums)
     assert monitor.early_stop() == {"step": 4, "reason": reason}
-    well = PreferenceMonitor(PreferenceLoss(stop_if={"margin_below": -1, "window": 1}))
+    well = PreferenceMonitor(PreferenceSettings(stop_if=StopIf(thresholds={"margin_below": -1}, window=1)))
     well.step(step(0.1, -0.1))
     assert well.early_stop() is None

@@ -187,5 +187,6 @@ def test_margins_shape_the_loss(tmp_path):
     plain = pipeline.train(prepared).run["history"][0]["loss"]
     run = trained.prepared("with", epochs=1).run
     run = replace(run, spec=run.spec.model_copy(update={"margin": True}))
-    raised = pipeline.train(replace(prepared, run=run)).run["history"][0]["loss"]
+    loss = {"settings": replace(prepared.loss["settings"], margin=True)}
+    raised = pipeline.train(replace(prepared, run=run, loss=loss)).run["history"][0]["loss"]
     assert raised > plain + 0.5

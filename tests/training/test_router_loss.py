@@ -32,7 +32,7 @@ from tests.models.conftest import CPU, VOCABULARY, gradients, tiny_model
 from tests.models.made_trees import tree_rows
 
 from . import preference_runs
-from .executed import executed
+from .executed import executed, loss_of
 from .pipeline_runs import LENGTH, pack, spec, train
 from .preference_runs import Trained
 from .test_resume import EXPERTS
@@ -53,14 +53,15 @@ def experts(family: str, asked: bool = True) -> torch.nn.Module:
     return AutoModelForCausalLM.from_config(config)
 
 
-def trainer_of(folder: Path, model: torch.nn.Module, rows, kernel: str = "sdpa", **training) -> SftTrainer:
+def trainer_of(folder: Path, model: torch.nn.Module, rows, kernel: str = "sdpa", **learning) -> SftTrainer:
     work = WorkFolder(folder / "work")
     work.start()
-    made = spec(batch_rows=ROWS, micro_batch_rows=1, **training)
+    made = spec(batch_rows=ROWS, micro_batch_rows=1, **learning)
     compute = replace(CPU, kernel=kernel)
     self_test(model, [rows], compute, training=True)
     run = TrainingRun(spec=made, operation=executed(made.training), work=work, compute=compute)
-    return make_trainer(PreparedTraining(trainer_class=SftTrainer, rows=rows, run=run, initial=None), model, compute)
+    training = PreparedTraining(trainer_class=SftTrainer, rows=rows, run=run, initial=None, loss=loss_of(made))
+    return make_trainer(training, model, compute)
 
 
 def step(trainer: SftTrainer, micro_batch: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -171,7 +171,7 @@ def test_the_kernel_of_a_training_that_passed_isnt_checked_again(tmp_path, monke
     monkeypatch.setattr(prepared, "record_of_test", lambda *_: record)
     run = prepared.TrainingRun(spec=None, operation=None, work=None, compute=CPU)
     model = SimpleNamespace(config=lambda: tiny_model("llama").config)
-    training = prepared.PreparedTraining(trainer_class=TrainingFeatures, rows=rows, run=run, initial=model)
+    training = prepared.PreparedTraining(trainer_class=TrainingFeatures, rows=rows, run=run, initial=model, loss={})
     monkeypatch.setattr(prepared, "choose_kernel", lambda compute, *_, **__: replace(compute, kernel="dense"))
     assert training.with_kernel().run.compute.kernel == "dense"
     record.write(0.0)

@@ -35,7 +35,7 @@ from tests.packing.chain import started
 from tests.packing.test_turn_trees import reasoning_tokenizer  # noqa: F401
 from tests.tokenization.small_tokenizers import messages
 
-from .executed import executed
+from .executed import executed, loss_of
 from .pipeline_runs import Interrupted, copy_after, spec, train
 from .test_ref_pass import FAMILIES, model_in, tiny_of
 
@@ -261,7 +261,8 @@ def test_with_k_of_the_vocabulary_the_loss_is_that_of_the_whole_distributions(tm
     distill = DistillLoss(weight=0.25, loss="forward_kl")
     made = spec().model_copy(update={"distill": distill})
     run = TrainingRun(spec=made, operation=executed(made.training), work=chain.started(tmp_path / "run"), compute=CPU)
-    trainer = make_trainer(PreparedTraining(trainer_class=SftTrainer, rows=rows, run=run, initial=None), student, CPU)
+    training = PreparedTraining(trainer_class=SftTrainer, rows=rows, run=run, initial=None, loss=loss_of(made))
+    trainer = make_trainer(training, student, CPU)
     batch = trainer._collate_items([EqualTokens(rows)[item] for item in range(2)])
     loss = trainer.batch_loss(student, batch, trainer._get_num_items_in_batch([batch], CPU.device))
     nlls, kls = [], []

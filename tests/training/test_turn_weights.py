@@ -23,7 +23,7 @@ from tests.packing import chain, test_turn_trees
 from tests.packing.test_turn_trees import reasoning_tokenizer  # noqa: F401
 from tests.tokenization.small_tokenizers import messages
 
-from .executed import executed
+from .executed import executed, loss_of
 from .pipeline_runs import copy_after, spec, train
 
 WEIGHTS = (0.25, 1.0, 0.0, 2.0, 0.5)
@@ -115,7 +115,8 @@ def test_the_loss_is_torchs_weighted_mean(tokenizer, tmp_path):
     self_test(model, [rows], CPU, training=True)
     work = chain.started(tmp_path / "work")
     run = TrainingRun(spec=spec(), operation=executed(spec().training), work=work, compute=CPU)
-    trainer = make_trainer(PreparedTraining(trainer_class=SftTrainer, rows=rows, run=run, initial=None), model, CPU)
+    training = PreparedTraining(trainer_class=SftTrainer, rows=rows, run=run, initial=None, loss=loss_of(spec()))
+    trainer = make_trainer(training, model, CPU)
     batch = trainer._collate_items([EqualTokens(rows)[item] for item in range(2)])
     loss = trainer.batch_loss(model, batch, trainer._get_num_items_in_batch([batch], CPU.device))
     losses, weights = [], []

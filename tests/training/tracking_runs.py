@@ -27,7 +27,7 @@ from snaketune.tracking.curves import Curves, TrackedRun
 from snaketune.training import pipeline
 from snaketune.training.prepared import PreparedTraining, TrainingRun
 from tests.models.conftest import CPU, tiny_model
-from tests.training.executed import executed, made_by
+from tests.training.executed import executed, loss_of, made_by
 
 from .pipeline_runs import FORKED, prepare_forks, read_pack, spec
 
@@ -51,7 +51,7 @@ def train(root: Path, fingerprint: str, tracking: Tracking | None, name: str = "
     )
     rows = open_rows(read_pack(root), "train")
     initial = made_by(lambda *_: tiny_model("llama"))
-    pipeline.train(PreparedTraining(trainer_class=SftTrainer, rows=rows, run=run, initial=initial))
+    pipeline.train(PreparedTraining(trainer_class=SftTrainer, rows=rows, run=run, initial=initial, loss=loss_of(made)))
 
 
 def killed_at(where: str, patch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Trainings before their models are loaded: what they are, how they run, on which rows, from which weights."""
 
 from collections.abc import Sized
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -91,8 +91,8 @@ class PreparedTraining:
     rows: Sized
     run: TrainingRun
     initial: AdapterStack
+    loss: dict[str, Any]
     held_out: PackedRows | None = None
-    loss: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def config(self) -> PretrainedConfig | None:
