@@ -34,7 +34,6 @@ from snaketune.engine.model.attention import Unpackable, usable_kernels, use_ker
 from snaketune.engine.model.batches import collate
 from snaketune.engine.model.chunked_head import chunk_head
 from snaketune.engine.model.devices import NOT_DETERMINISTIC, Compute
-from snaketune.engine.model.finite_logits import check_finite
 from snaketune.engine.model.forward import allow_packed, logits_at, packed_inputs, packed_logits
 from snaketune.engine.model.kernels import SEPARATE
 from snaketune.engine.model.logit_differences import (
@@ -51,7 +50,7 @@ from snaketune.engine.model.self_test_record import SelfTestRecord
 from snaketune.engine.model.selftest_rows import rows_to_test, synthetic_rows
 from snaketune.engine.packing.rows import PackedRows
 from snaketune.engine.packing.segments import mask
-from snaketune.errors import first_line
+from snaketune.errors import SnaketuneError, first_line
 
 # The same computation with the same shapes and other tokens elsewhere: 0 except with experts, whose batches of tokens change.
 LEAK_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -265,7 +264,7 @@ def _difference_from_separate(
                 choices.begin(tokens_1L)
                 with compute.autocast(), choices:
                     separate.append(logits_at(model, inputs, columns)[0])
-                    check_finite(model, inputs, separate[-1], compute.dtype)
+                _check_finite(model, separate[-1], compute)
         use_kernel(model, compute.kernel)
         choices.repeating = True
         with choices:
@@ -278,6 +277,16 @@ def _difference_from_separate(
     document, start = layout.segment_of[worst], layout.starts[layout.segment_of[worst]]
     where = f", most at token {worst - start + 1} of document {document + 1} of {len(layout.lengths)}"
     return difference_quantile(shares_N, compute.dtype), where
+
+
+def _check_finite(model: PreTrainedModel, logits: torch.Tensor, compute: Compute) -> None:
+    # Tokens that a model never generates have -infinity.
+    if not (logits < torch.inf).all():
+        precision = "" if compute.dtype == torch.float32 else "set training.precision: float32, or "
+        raise SnaketuneError(
+            f"logits of this {model.config.model_type} aren't finite in {compute.about()['dtype']}, computed for one document "
+            f"by its own attention; {precision}use an undamaged checkpoint of the model"
+        )
 
 
 @torch.no_grad()
