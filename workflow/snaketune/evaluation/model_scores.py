@@ -51,7 +51,6 @@ from snaketune.stages.specs import EvalSpec
 from snaketune.tables import write_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.reference.teacher_file import open_teacher
-from snaketune.training.self_test_records import record_of_evaluation
 
 
 def score_model(
@@ -131,11 +130,8 @@ def score_model(
                 f"eval.tasks: lm-evaluation-harness generates with the cache, and that of {loaded.config.model_type} gives "
                 "other logits than its forward; remove the tasks from this model's evaluation"
             )
-        tested = (*packs, *taught[1:])
-        held_out = [open_rows(pack, "held_out") for pack in tested]
-        compute, about, run = choose_forward(
-            loaded, config, held_out, compute, record_of_evaluation(loaded.config, tested, work, compute)
-        )
+        held_out = [open_rows(pack, "held_out") for pack in (*packs, *taught[1:])]
+        compute, about, run = choose_forward(loaded, config, held_out, compute)
         references = comparable_references(ref_logps, compute)
         of_pairs = list(zip(held_out, packs))[len(spec.conversations) :]
         preferences = {

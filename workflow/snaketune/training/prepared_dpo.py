@@ -34,8 +34,7 @@ def prepare_dpo(
     initial = AdapterStack(
         results=base_layers, base=spec.base, tokenizer=tokenizer, trust_remote_code=spec.trust_remote_code
     )
-    if not run.has_passed:
-        run = replace(run, compute=with_supported_kernel(run.compute, initial.config(), dropout=DpoTrainer.drops_out))
+    run = replace(run, compute=with_supported_kernel(run.compute, initial.config(), dropout=DpoTrainer.drops_out))
     # Before the rows are read, which are those of the pairs that the log-probabilities are for.
     if ref_logps:
         share_kernels = run.operation.share_kernels

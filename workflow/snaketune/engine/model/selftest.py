@@ -46,7 +46,6 @@ from snaketune.engine.model.logit_differences import (
 from snaketune.engine.model.mixers import BY_DOCUMENT, offer_own_kernels, set_segments, way_of_mixers
 from snaketune.engine.model.packing_support import INSTEAD
 from snaketune.engine.model.router_choices import RouterChoices
-from snaketune.engine.model.self_test_record import SelfTestRecord
 from snaketune.engine.model.selftest_rows import rows_to_test, synthetic_rows
 from snaketune.engine.packing.rows import PackedRows
 from snaketune.engine.packing.segments import mask
@@ -93,46 +92,22 @@ class SelfTest:
         return self.compute.about() | mixers | {"self_test": within}
 
 
-def self_test(
-    model: PreTrainedModel,
-    packs: Sequence[PackedRows],
-    compute: Compute,
-    *,
-    training: bool,
-    record: SelfTestRecord | None = None,
-) -> SelfTest:
+def self_test(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Compute, *, training: bool) -> SelfTest:
     """Check packed forwards of `model`, with the kernel or else with slower ones, the last of them `separate`; and allow them.
     Prints why a kernel isn't used.
 
     Tests the rows of `packs`, every situation if there are none; before a training also in training mode.
 
-    Args:
-        record: of this test with the kernel of `compute`. If it has passed, it isn't repeated before a training, on the same
-            weights; an evaluation, of other weights, repeats it on synthetic rows only.
     Raises:
         Unpackable: separate documents are wrong too: later tokens are visible in the model, or its results depend on the batch.
         SnaketuneError: its logits aren't finite.
     """
-    passed = record.share() if record else None
-    if passed is not None and training:
-        return _allow(model, compute, any(rows.has_prefixes for rows in packs), passed, "as an earlier training found")
-    tested = _first_passing(model, packs, compute, training, synthetic_only=passed is not None)
-    # Mixers are set up by the test itself.
-    if record and passed is None and tested.compute == compute and not tested.mixers:
-        record.write(tested.share)
-    return tested
-
-
-def _first_passing(
-    model: PreTrainedModel, packs: Sequence[PackedRows], compute: Compute, training: bool, synthetic_only: bool
-) -> SelfTest:
     usable = usable_kernels(compute.device, compute.dtype)
     slower = usable[usable.index(compute.kernel) + 1 :] if compute.kernel in usable else []
     packed = [compute.kernel, *slower] if compute.kernel != SEPARATE else []
     for kernel, following in pairwise((*packed, SEPARATE)):
         try:
-            by_kernel = replace(compute, kernel=kernel)
-            return check_kernel(model, packs, by_kernel, training=training, synthetic_only=synthetic_only)
+            return check_kernel(model, packs, replace(compute, kernel=kernel), training=training)
         except Unpackable as error:
             print(f"{error}. {INSTEAD if following == SEPARATE else f'Trying kernel {following}'}", flush=True)
     return check_kernel(model, packs, replace(compute, kernel=SEPARATE), training=training)
@@ -144,12 +119,10 @@ def check_kernel(
     compute: Compute,
     *,
     training: bool,
-    synthetic_only: bool = False,
 ) -> SelfTest:
     """Return a passed self-test with the kernel of `compute`, which stays switched on; Unpackable if packed forwards are wrong,
     or fail. Prints why mixers don't run by their own kernels."""
     prefixes = not packs or any(rows.has_prefixes for rows in packs)
-    packs = [] if synthetic_only else packs
     if offer_own_kernels(model, compute.kernel != SEPARATE and not prefixes, compute.device):
         try:
             return _check_kernel(model, packs, compute, prefixes, training)
@@ -201,14 +174,14 @@ def _check_kernel(
     return _allow(model, compute, prefixes, max(shares))
 
 
-def _allow(model: PreTrainedModel, compute: Compute, prefixes: bool, share: float, note: str = "") -> SelfTest:
+def _allow(model: PreTrainedModel, compute: Compute, prefixes: bool, share: float) -> SelfTest:
     """Set up packed forwards of a model that passes, and return the test."""
     use_kernel(model, compute.kernel)
     allow_packed(model, compute.kernel, prefixes)
     _chunk_head(model, compute)
     tested = SelfTest(compute=compute, share=share, mixers=way_of_mixers(model))
-    mixers = tested.mixers and f"mixers {tested.mixers}"
-    how = ", ".join(filter(None, (f"kernel {compute.kernel}", str(compute.dtype), mixers, note)))
+    mixers = f", mixers {tested.mixers}" if tested.mixers else ""
+    how = f"kernel {compute.kernel}, {compute.dtype}{mixers}"
     print(f"self-test: packed = separate within {share:.1e} of the logits ({how})", flush=True)
     return tested
 
