@@ -10,7 +10,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import ADAPTER, AdapterStack, check_trained_on
 from snaketune.training.pair_rows import pair_rows
 from snaketune.training.prepared import PreparedTraining, TrainingRun
-from snaketune.training.reference.logps_table import check_ref_logps
+from snaketune.training.reference.logps_table import check_computed_alike
 
 
 def prepare_dpo(
@@ -24,7 +24,7 @@ def prepare_dpo(
 
     Args:
         results: the result that it starts from and, if it is an adapter alone, its base layers, from the top down.
-        reference: the same of the reference, if the spec says that it is another result.
+        reference: the same of the reference, if the spec says that it is another result; empty for an external model.
         ref_logps: the reference log-probabilities; required if the loss needs a reference.
     Raises:
         SnaketuneError: the log-probabilities are missing, or don't belong to this run's reference.
@@ -37,9 +37,9 @@ def prepare_dpo(
     run = replace(run, compute=with_supported_kernel(run.compute, initial.config(), dropout=DpoTrainer.drops_out))
     # Before the rows are read, which are those of the pairs that the log-probabilities are for.
     if ref_logps:
-        share_kernels = run.operation.share_kernels
-        model = reference if spec.reference == "result" else results
-        check_ref_logps(ref_logps, spec, model=model, pack=pack, compute=run.compute, share_kernels=share_kernels)
+        model = reference if spec.reference else results
+        pairs, shared = pack.provenance.get("pairs"), run.operation.share_kernels
+        check_computed_alike(ref_logps, run.compute, model=model, pairs=pairs, share_kernels=shared)
     elif spec.needs_reference:
         raise SnaketuneError(
             f"loss {spec.loss} needs reference log-probabilities, and the job has none; add a ref_logps result to its inputs"
