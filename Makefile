@@ -113,7 +113,7 @@ bench-gpu: .venv/installed
 # Wheels for the other machine's Python, without torch, transformers, peft and accelerate, which it has. pyarrow in an older and
 # smaller release, so that all wheels together are below 64 MB.
 GPU_PYTHON ?= 3.12
-GPU_WHEELS := pyarrow==25.0.0 $$(grep -E '^(pydantic|pydantic_core|annotated-types|typing-inspection|orjson|rensa|tenacity|trl|datasets|dill|multiprocess)==' requirements.lock)
+GPU_WHEELS := pyarrow==25.0.0 $$(grep -E '^(pydantic|pydantic_core|annotated-types|typing-inspection|rensa|tenacity|trl|datasets|dill|multiprocess)==' requirements.lock)
 gpu-wheels: .venv/installed
 	rm -rf build/gpu-wheels
 	$(BIN)/pip download --quiet --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) --platform manylinux_2_28_x86_64 \

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from benchmarks.results import markdown
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.packing.row_plan import plan_rows
+from snaketune.packing.row_plan import build
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import PlanSpec
 from snaketune.tokenization.token_store import INDEX, ROWS_PER_BATCH
@@ -76,7 +76,7 @@ def measure(folder: Path, spec: PlanSpec) -> dict[str, float]:
     work = WorkFolder(folder / "work")
     work.start()
     before, start = _peak(), process_time()
-    plan_rows(spec, work, tokens=[artifact])
+    build(spec, work, tokens=[artifact])
     return {"seconds": process_time() - start, "bytes": _peak() - before}
 
 

@@ -40,9 +40,9 @@ How a run goes, from the config to a result:
 6. **Manifest.** The payload is published in `results/STAGE/NAME/`, and last of all its `manifest.json`: spec, inputs, counts
    and digests (`artifacts/manifest.py`). The report and later stages read results by their manifests.
 
-Everything about a stage is in one module: the declaration `STAGE = Stage(...)` beside its `build` (`stages/declaration.py`
-lists what it holds, `stages/table.py` names the modules). A rule, its file and that module have one name. The module imports
-nothing heavy; `build` imports the modules beside it that compute.
+Everything that one stage is, is declared in one module, `STAGE = Stage(...)` (`stages/declaration.py` lists what it holds,
+`stages/table.py` names the modules). A rule, its file and that module have one name, and the module imports nothing heavy. A
+small stage has its `build` beside the declaration; of a heavy one, the declaration names the module with `build` (`work`).
 
 In the picture, each line goes from a package to one above it that it imports. Snakemake's files ask `snakemake_adapter`, and
 nothing else in the package imports Snakemake. This page is written from the code by `docs/draw_architecture.py`

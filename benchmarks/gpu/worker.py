@@ -19,7 +19,7 @@ from typing import Any
 MARK = "RESULT "
 # Packages that parts need.
 NEEDED_BY_DEMO = (
-    "pydantic", "orjson", "regex", "rensa", "sentencepiece", "google.protobuf", "accelerate", "xxhash",
+    "pydantic", "regex", "rensa", "sentencepiece", "google.protobuf", "accelerate", "xxhash",
     "httpx", "tenacity",
 )  # fmt: skip
 NEEDED_BY_TRL = ("trl", "datasets", "peft")

@@ -103,13 +103,13 @@ def wrong_account(trial: Trial) -> None:
 
 
 def away_at_submission(trial: Trial) -> None:
-    """Stop the controller before anything is submitted: the run waits for it."""
+    """Stop the controller before anything is submitted: the submission waits for it."""
     chain = trial.before("sft")
     with subprocess.Popen([*AWAY, "40"]):
         if not wait_for(lambda: subprocess.run(["scontrol", "ping"], capture_output=True).returncode, SECONDS):
             raise Failed("the controller never went away")
         said = chain.wait(chain.start("--profile", "profiles/slurm", *ARGUMENTS, *trial.targets), REQUEUED_SECONDS)
-    if said.status or "SLURM's controller answers again" not in said.text or "Trying to restart" in said.text:
+    if said.status or "Unable to contact slurm controller" not in said.text or "Trying to restart" in said.text:
         raise Failed(f"ended with {said.status}: {said.text[-1000:]}")
     trial.hit(True)
     trial.recover(unlock=False)

@@ -25,8 +25,8 @@ from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encode_rows import encode_turns
 from snaketune.tokenization.encoded_rows import EncodedBatch
 from snaketune.tokenization.template import TEXT
-from snaketune.tokenization.tokenizer import build
 from snaketune.tokenization.turn_columns import conversation_turns
+from snaketune.tokenization.vocabulary import build
 
 DOCUMENT, TEMPLATES = ROOT / "docs/benchmarks.md", ROOT / "resources/chat_templates"
 COLUMNS = ("vocabulary", "from", "size", "texts", "texts, batched", "conversations", "template")

@@ -1,18 +1,16 @@
-"""What SLURM would refuse, in its words, and the wait for its controller."""
+"""What SLURM would refuse, in its words, and what is waited for."""
 
 import io
 import os
 import queue
 import subprocess
-import time
-from types import SimpleNamespace
 
 import pytest
 
-from snaketune.cluster import sbatch, submission_check
+from snaketune.cluster import sbatch
 from snaketune.cluster.sbatch import why_to_wait
 from snaketune.cluster.slurm import valid_names
-from snaketune.cluster.submission_check import refusal, sbatch_options, wait_for_controller
+from snaketune.cluster.submission_check import refusal, sbatch_options
 
 OPTIONS = sbatch_options(4, {"mem_mb": 3700, "runtime": 90, "qos": "fast"}, "cpu")
 
@@ -123,26 +121,3 @@ def test_valid_names_are_those_of_the_user(slurm):
     slurm.answer("sacctmgr", "echo 'lab|normal,long'; echo 'other|normal'")
     slurm.answer("sinfo", "echo cpu; echo gpu")
     assert valid_names() == "accounts: lab, other; QOS: long, normal; partitions: cpu, gpu"
-
-
-def test_a_controller_that_is_away_is_waited_for_and_logged(slurm, monkeypatch):
-    slept, logged = [], []
-    slurm.answer("scontrol", "exit 1")
-
-    def sleep(seconds):
-        slept.append(seconds)
-        if len(slept) == 3:
-            slurm.answer("scontrol", "echo 'Slurmctld(primary) at here is UP'")
-
-    monkeypatch.setattr(submission_check, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
-    monkeypatch.setattr(submission_check, "_answered_at", float("-inf"))
-    wait_for_controller(logged.append)
-    assert len(slept) == 3
-    assert [line.split(" (")[0] for line in logged] == [
-        "SLURM's controller doesn't answer",
-        "SLURM's controller answers again, after 0 s",
-    ]
-    # It isn't queried for every job.
-    slurm.answer("scontrol", "exit 1")
-    wait_for_controller(logged.append)
-    assert len(logged) == 2

@@ -94,9 +94,9 @@ def test_in_rounds_the_teacher_goes_over_the_answers_of_each_round(taught):
         (
             "teacher.large.model",
             "sft:small",
-            "sft:small is trained from sft:small, which is distilled from large itself",
+            "teacher.large: is made from itself: teacher.large → sft.small → teacher.large; name another `model`",
         ),
-        ("sft.large.distill", {"teacher": "large"}, "which is distilled from large itself"),
+        ("sft.large.distill", {"teacher": "large"}, "teacher.large → sft.large → teacher.large"),
         ("eval.demo.teacher_of", "large", "eval.demo.teacher_of: sft.large has no distill"),
         ("eval.demo.teacher_of", "smal", "eval.demo.teacher_of: there is no 'smal'"),
         ("teacher.large.k", 0, "teacher.large.k"),

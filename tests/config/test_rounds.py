@@ -4,6 +4,7 @@ from copy import deepcopy
 
 import pytest
 
+from snaketune.config import lineage
 from snaketune.config.load import load
 from snaketune.errors import SnaketuneError
 from snaketune.stages.graph import JobGraph
@@ -135,7 +136,7 @@ def test_a_pretrained_model_is_sampled_before_it_is_trained(rounds):
             "sft.own.sample.prompts.corpora: there is no 'cat' under `corpora:`",
         ),
         ("sft.own.rounds", [{"use_base": "sft:x"}], "sft.own.rounds.0.use_base: is one for all rounds"),
-        ("sft.own.rounds", [{"trainin.epochs": 2}], "sft.own.rounds.0.trainin: unknown key"),
+        ("sft.own.rounds", [{"trainin.epochs": 2}], "sft.own.rounds.0.trainin: unknown key; did you mean 'training'"),
         ("sft.own.rounds", [{"training.epochs": -2}], "sft.own.rounds.0.training.epochs: found -2"),
         ("sft.own-2", {"extends": "demo"}, "a round would be called sft.own-2, and there is an entry of this name"),
         (
@@ -164,8 +165,15 @@ def test_rounds_that_cannot_be_are_refused(rounds, key, value, message):
         load(rounds)
 
 
+def test_what_a_round_is_made_from_is_known(rounds):
+    entries = lineage.made_from(load(rounds)[0])
+    assert entries["dpo.self-2"] == ["dpo.self-1", "sft.demo", "corpora.self-2"]
+    assert entries["sft.own-2"] == ["sft.own-1", "corpora.own-2", "tokenizers.demo"]
+    assert entries["corpora.own-2"] == ["score.own-1", "score.own-2"]
+
+
 def test_a_chain_of_preference_runs_may_not_be_a_circle(raw):
     raw["dpo"]["second"] = raw["dpo"]["demo"] | {"from": "dpo:third"}
     raw["dpo"]["third"] = raw["dpo"]["demo"] | {"from": "dpo:second"}
-    with pytest.raises(SnaketuneError, match=r"dpo\.second\.from: dpo:second → dpo:third → dpo:second is circular"):
+    with pytest.raises(SnaketuneError, match=r"dpo\.second → dpo\.third → dpo\.second; start one of them `from`"):
         load(raw)

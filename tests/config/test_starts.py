@@ -50,9 +50,9 @@ def test_an_unknown_run_as_initial_weights_is_refused(more):
 def test_circular_initial_weights_are_refused(more):
     more["sft"]["most"] = more["sft"]["more"] | {"use_base": "sft:more"}
     more["sft"]["more"]["use_base"] = "sft:most"
-    refused(more, r"use_base: more → most → more is circular")
+    refused(more, r"sft\.more → sft\.most → sft\.more; set `base` in one of them")
     more["sft"]["more"]["use_base"] = "sft:more"
-    refused(more, r"use_base: more → more is circular")
+    refused(more, r"sft\.more → sft\.more; set `base`")
 
 
 def test_a_run_must_have_the_tokenizer_of_its_initial_weights(more):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.corpus.corpus import build
+from snaketune.corpus.assembly import build
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CorpusSpec

@@ -5,7 +5,7 @@ from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.corpus_sources import Corpus
-from snaketune.corpus import corpus, decide, filter, read
+from snaketune.corpus import assembly, decide, filter, read
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.plan.corpus_parts import CorpusPart, cut
@@ -21,7 +21,7 @@ def digests(folder: Path) -> dict[str, str]:
 def built_whole(spec: dict[str, Any], folder: Path) -> Built:
     """The digests of a corpus' files, made in one job, and its outcome."""
     work, parsed = _work(folder / "whole"), CorpusSpec(**spec)
-    outcome = corpus.build(parsed, work, files=_files(parsed.sources), against=[], against_files=[])
+    outcome = assembly.build(parsed, work, files=_files(parsed.sources), against=[], against_files=[])
     return digests(work.payload), outcome
 
 
@@ -47,7 +47,7 @@ def built_in_parts(spec: dict[str, Any], parts: int, folder: Path) -> Built:
         of_part = FilterSpec(part=number, parts=len(planned))
         filtered.append(_artifact(work, filter.build(of_part, work, decided=decided, read=reads)))
     work = _work(folder / "corpus")
-    outcome = corpus.build(parsed, work, files=[], against=[], against_files=[], decided=[decided], filtered=filtered)
+    outcome = assembly.build(parsed, work, files=[], against=[], against_files=[], decided=[decided], filtered=filtered)
     return digests(work.payload), outcome
 
 

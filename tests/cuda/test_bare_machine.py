@@ -30,4 +30,4 @@ def test_it_runs_without_this_projects_environment(tmp_path):
     assert results["measure 23m"][0]["graphs_compiled_after_warm_up"] == 0
     assert results["measure 23m"][0]["driven_by"] == "a plain loop (no pydantic for the trainer)"
     assert "| measure 23m, a plain loop" in out.with_suffix(".md").read_text(encoding="utf-8")
-    assert results["demo"] == [{"status": "skipped", "why": "not installed: pydantic, orjson, rensa, tenacity"}]
+    assert results["demo"] == [{"status": "skipped", "why": "not installed: pydantic, rensa, tenacity"}]

@@ -14,7 +14,7 @@ from snaketune.config.training_runs import Learning
 from snaketune.diagnostics import preflight
 from snaketune.stages.specs import PreflightEvaluation, PreflightRun, PreflightSpec, SftSpec, TokenizerSpec
 from snaketune.tables import read_table, write_table
-from snaketune.tokenization.tokenizer import build as build_tokenizer
+from snaketune.tokenization.vocabulary import build as build_tokenizer
 from tests.packing.chain import corpus, made, pack, rows_of, started
 
 ROOT = Path(__file__).parents[2]

@@ -33,13 +33,13 @@ def test_a_training_that_is_known_beforehand_not_to_fit_is_a_finding(tmp_path, m
     )  # fmt: skip
     work = started(tmp_path / "work")
     operation = Execution(micro_batch_rows=1, gradient_checkpointing=False)
-    timing.build(spec, work, operation=operation, pack=None, tokenizer=tokenizer)
+    timed_training.build(spec, work, operation=operation, pack=None, tokenizer=tokenizer)
     measured = json.loads((work.payload / "measured.json").read_text(encoding="utf-8"))
     assert measured == {"fits": False, "why": "needs 900.0 GB before there is a single activation"}
     # Whatever else is certain stops it, as it would stop the training.
     result[:] = [Finding(key="training.optimizer", problem="bitsandbytes has no GPU build", do="take another one")]
     with pytest.raises(SnaketuneError, match="no GPU build"):
-        timing.build(spec, work, operation=operation, pack=None, tokenizer=tokenizer)
+        timed_training.build(spec, work, operation=operation, pack=None, tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize("of_memory", [True, False])

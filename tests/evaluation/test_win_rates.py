@@ -8,7 +8,6 @@ import pytest
 from snaketune.evaluation.win_rates import (
     MIN_LENGTH_CONTROLLED,
     PENALTY,
-    Comparison,
     bounded_mean_interval,
     length_controlled,
     win_rate,
@@ -19,7 +18,7 @@ BIAS = 0.1
 
 def pairs(verdicts, lengths=(100, 100)):
     return [
-        Comparison(first=first, second=second, tokens=lengths[0], opponent_tokens=lengths[1])
+        {"first": first, "second": second, "tokens": lengths[0], "opponent_tokens": lengths[1]}
         for first, second in verdicts
     ]
 
@@ -163,7 +162,7 @@ def with_lengths(random, preference):
     )
     verdicts = judge(random, np.clip(preference(tokens, opponent), BIAS / 2, 1 - BIAS / 2))
     return [
-        Comparison(first=first, second=second, tokens=own, opponent_tokens=other)
+        {"first": first, "second": second, "tokens": own, "opponent_tokens": other}
         for (first, second), own, other in zip(verdicts.tolist(), tokens.tolist(), opponent.tolist(), strict=True)
     ]
 

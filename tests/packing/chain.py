@@ -9,13 +9,13 @@ import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.packing.pack import build as build_pack
-from snaketune.packing.plan import build as build_plan
-from snaketune.packing.write import build as build_write
+from snaketune.packing.row_plan import build as build_plan
+from snaketune.packing.shard_writer import build as build_write
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import PackSpec, PlanSpec, TokenizeSpec, WriteSpec, spec_from
 from snaketune.tables import write_table
-from snaketune.tokenization import tokenize
+from snaketune.tokenization import corpus_part
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,7 +58,7 @@ def pack(folder: Path, rows: Artifact, tokenizer: Artifact, kind: str, parts: in
     for part in range(1, parts + 1):
         tokenize_spec = TokenizeSpec(kind=kind, train_on=spec.train_on, part=part, parts=parts)
         own = started(folder / f"tokens-{part}")
-        outcome = tokenize.build(tokenize_spec, own, corpus=rows, tokenizer=tokenizer)
+        outcome = corpus_part.build(tokenize_spec, own, corpus=rows, tokenizer=tokenizer)
         tokens.append(made(own.folder, outcome, tokenize_spec))
     return pack_tokens(folder, tokens, spec, parts, corpus=[rows])
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.corpus.corpus import build
+from snaketune.corpus.assembly import build
 from snaketune.corpus.rows import MARGIN, SCHEMAS
 from snaketune.engine.packing.shards import documents_schema
 from snaketune.errors import SnaketuneError

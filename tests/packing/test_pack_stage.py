@@ -15,7 +15,7 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.tokenizer import build as build_tokenizer
+from snaketune.tokenization.vocabulary import build as build_tokenizer
 from tests.packing import chain
 from tests.packing.chain import ROOT, rows_of
 from tests.packing.made_pairs import read_back

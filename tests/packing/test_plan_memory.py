@@ -17,7 +17,7 @@ from snaketune.engine.packing.settings import PackingSettings
 from snaketune.engine.packing.shards import documents_schema
 from snaketune.engine.packing.truncation import DropCounts
 from snaketune.packing.document_writer import DocumentWriter
-from snaketune.packing.row_plan import plan_rows
+from snaketune.packing.row_plan import build
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import PlanSpec
 from snaketune.tables import read_table
@@ -111,7 +111,7 @@ def test_the_stage_writes_all_rows(tmp_path):
     work = WorkFolder(tmp_path / "work")
     work.start()
     spec = PlanSpec(kind="sft", lengths=(LENGTH,), strategy="best-fit-decreasing", overflow="truncate")
-    outcome = plan_rows(spec, work, tokens=[made_tokens(tmp_path / "tokens", 100_000)])
+    outcome = build(spec, work, tokens=[made_tokens(tmp_path / "tokens", 100_000)])
     rows, pieces = (read_table(work.payload / f"train-{name}.arrow") for name in ("rows", "pieces"))
     assert {len(batch) for batch in pieces.to_batches()[:-1]} == {2**16}
     assert sum(rows["pieces"].to_pylist()) == len(pieces) == outcome.counts["train"]["pieces"]

@@ -7,7 +7,7 @@ import pytest
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.stages.specs import PackSpec, TokenizeSpec
 from snaketune.tables import read_table
-from snaketune.tokenization import tokenize
+from snaketune.tokenization import corpus_part
 from tests.packing.chain import corpus, made, pack, pack_tokens, rows_of, started
 from tests.tokenization.small_tokenizers import train_in
 
@@ -49,7 +49,7 @@ def test_other_rows_are_packed_as_without_the_refused_row(kind, strategy, strict
     tokenize_spec = TokenizeSpec(kind=kind, train_on="assistant", part=1, parts=1, most_refused=0.5)
     own = started(tmp_path / "tokens")
     rows = corpus(tmp_path / "corpus", kind, with_one)
-    outcome = tokenize.build(tokenize_spec, own, corpus=rows, tokenizer=strict)
+    outcome = corpus_part.build(tokenize_spec, own, corpus=rows, tokenizer=strict)
     assert outcome.counts["train"]["refused"] == 1
     packed = pack_tokens(tmp_path / "packed", [made(own.folder, outcome, tokenize_spec)], spec, corpus=[rows])
     expected = pack(
@@ -80,7 +80,7 @@ def test_completions_that_the_template_makes_equal_or_empty_are_dropped(tmp_path
     ]
     own, given = started(tmp_path / "tokens"), corpus(tmp_path / "corpus", "preference", rows, held_out=0)
     spec = TokenizeSpec(kind="preference", train_on="assistant", reasoning="none", part=1, parts=1, most_refused=0.5)
-    outcome = tokenize.build(spec, own, corpus=given, tokenizer=tokenizer)
+    outcome = corpus_part.build(spec, own, corpus=given, tokenizer=tokenizer)
     assert outcome.counts["train"]["nothing_supervised"] == 1
     pack_spec = PackSpec(kind="preference", length=64, overflow="drop", strategy="best-fit-decreasing")
     packed = pack_tokens(tmp_path / "packed", [made(own.folder, outcome, spec)], pack_spec, corpus=[given])

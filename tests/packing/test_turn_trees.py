@@ -21,7 +21,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.packing.reader import documents, open_rows
 from snaketune.stages.specs import PackSpec, TokenizeSpec
 from snaketune.tables import read_table
-from snaketune.tokenization import tokenize
+from snaketune.tokenization import corpus_part
 from snaketune.tokenization.chat import ChatTokenizer
 from tests.models.conftest import gradients
 from tests.packing import chain
@@ -67,7 +67,7 @@ def pack(folder, rows, tokenizer, reasoning="exact", parts=1, **settings) -> Art
     for part in range(1, parts + 1):
         own = chain.started(folder / f"tokens-{part}")
         tokenize_spec = TokenizeSpec(kind="sft", train_on="assistant", reasoning=reasoning, part=part, parts=parts)
-        outcome = tokenize.build(tokenize_spec, own, corpus=corpus, tokenizer=tokenizer)
+        outcome = corpus_part.build(tokenize_spec, own, corpus=corpus, tokenizer=tokenizer)
         tokens.append(chain.made(own.folder, outcome, tokenize_spec))
     return chain.pack_tokens(folder, tokens, spec, parts)
 

@@ -20,7 +20,7 @@ from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encoded_rows import concatenated
 from snaketune.tokenization.token_rows import completion_rows
 from snaketune.tokenization.token_store import TokenWriter
-from snaketune.tokenization.tokenizer import build as build_tokenizer
+from snaketune.tokenization.vocabulary import build as build_tokenizer
 from tests.packing import chain
 from tests.packing.chain import ROOT, pack_tokens, rows_of
 from tests.packing.made_pairs import Token, encoded, read_back, up_to_supervised

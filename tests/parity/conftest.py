@@ -10,7 +10,7 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.tables import write_table
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.tokenizer import build
+from snaketune.tokenization.vocabulary import build
 from tests.packing.chain import ROOT, rows_of
 
 

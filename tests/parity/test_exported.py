@@ -14,7 +14,7 @@ from snaketune.artifacts.manifest import Artifact, write_manifest
 from snaketune.errors import SnaketuneError
 from snaketune.publishing.export_ref_logps import export_ref_logps
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.training import ref_logps
+from snaketune.training.reference import gather as ref_logps
 from tests.packing import chain
 from tests.packing.chain import rows_of
 from tests.tokenization.small_tokenizers import tokenizer_artifact

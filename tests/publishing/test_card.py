@@ -62,10 +62,10 @@ def test_it_has_row_counts_and_licenses_of_the_data(tmp_path):
 
 def test_scores_have_intervals_where_known(tmp_path):
     card = card_of(tmp_path)
-    assert "| e | chat | exact match, share | 0.95 | 0.92 to 0.97 | 320 |" in card
-    assert "| e | chat | held-out loss, nats per token | 0.2328 |  | 11,529 |" in card
-    assert "| e | choice | acc | 0.75 | 0.5 to 0.9 |  |" in card
-    assert "| e | choice | exact\\_match,strict.v1 | 0.5 |  |  |" in card
+    assert "| e | chat | exact match | 95% | \\[92%, 97%\\] |" in card
+    assert "| e | chat | held-out loss, nats | 0.2328 |  |" in card
+    assert "| e | choice | acc | 75% | \\[50%, 90%\\] |" in card
+    assert "| e | choice | exact\\_match,strict.v1 | 50% |  |" in card
     assert "acc\\_norm" not in card
 
 
@@ -240,7 +240,7 @@ def test_a_reward_model_is_loaded_as_one_and_has_its_own_scores(tmp_path, monkey
         "calibration_error": 0.05,
     }
     assert "trained by supervised fine-tuning, then as a reward model on pairs" in " ".join(card.split())
-    assert "| e | votes | reward accuracy, share | 0.91 | 0.87 to 0.94 | 200 |" in card
+    assert "| e | votes | reward accuracy | 91% | \\[87%, 94%\\] |" in card
     assert "| center\\_rewards\\_coefficient |  | 0.01 |" in card
     assert "AutoModelForSequenceClassification.from_pretrained(MODEL" in card and "generate" not in card
 

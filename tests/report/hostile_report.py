@@ -52,5 +52,9 @@ def hostile_corpus(results: Results, hostile: str) -> str:
             "contamination.jsonl": [contaminated],
         },
         repeated=1,
-        sources=[{"files": [hostile], "read": 80, "quarantined": 1, "dropped": {hostile: 1}, "kept": 80} | layouts],
+        sources=[
+            {"files": [hostile], "read": 80, "quarantined": 1, "dropped": {hostile: 1}, "kept": 80}
+            | dict.fromkeys(("extra", "repeated", "joined"), 0)
+            | layouts
+        ],
     )

@@ -88,7 +88,12 @@ class DataResults:
         flows = {key: counts.pop(key, 0) for key in ("extra", "joined", "repeated")}
         dropped_rows = bad + sum(dropped.values()) + flows["joined"] - flows["extra"] - flows["repeated"]
         rows = {"read": counts.pop("read", train + held_out + dropped_rows), **flows, "dropped": dropped}
-        source = rows | {"quarantined": bad, "kept": train + held_out, "layouts": {"messages": train + held_out}}
+        source = rows | {
+            "quarantined": bad,
+            "kept": train + held_out,
+            "layouts": {"messages": train + held_out},
+            "ignored": {},
+        }
         counts = (
             rows
             | {

@@ -12,7 +12,7 @@ from invented_data import LENGTH, DataResults, bad, hit
 from snaketune.corpus.rows import SCHEMAS
 from snaketune.evaluation.held_out import LOSSES, PAIRS
 from snaketune.files import write_json
-from snaketune.report.report import build
+from snaketune.report.page_files import build
 from snaketune.sampling.tables import PROMPT_SCHEMA, PROMPTS, RESPONSE_SCHEMA, RESPONSES
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome

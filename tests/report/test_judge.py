@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from snaketune.evaluation.score_intervals import Z
-from snaketune.report.compare.measures import Measure
-from snaketune.report.data.results import ScoredModel
+from snaketune.publishing.measures import Measure
+from snaketune.publishing.scored_models import ScoredModel
 from snaketune.report.judge.headline import model_lineage
 from snaketune.report.judge.verdict import Difference, Verdict, paired, paired_per_token, row_outcomes
 
@@ -89,7 +89,10 @@ def test_accuracy_per_token_divides_by_each_completions_own_length():
     pairs |= {"rejected_tokens": [3, 6], "corpus": ["votes"] * 2, "id": ["long", "short"]}
     pairs |= {f"reference_{side}_logp": [math.nan] * 2 for side in ("chosen", "rejected")}
     scored = SimpleNamespace(responses=[], pairs={name: Column(values) for name, values in pairs.items()})
-    assert row_outcomes(scored) == {"preferences.votes.logp_accuracy_per_token": {"long": 1.0, "short": 0.0}}
+    assert row_outcomes(scored) == {
+        "preferences.votes.logp_accuracy": {"long": 0.0, "short": 1.0},
+        "preferences.votes.logp_accuracy_per_token": {"long": 1.0, "short": 0.0},
+    }
 
 
 @pytest.mark.parametrize(

@@ -2,26 +2,23 @@
 
 import csv
 import json
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from invented_data import bad
 
 from snaketune.evaluation.score_intervals import wilson
-from snaketune.report.charts.data_charts import read_distribution
-from snaketune.report.compare.measures import measures
+from snaketune.publishing.measures import measures
+from snaketune.report.charts.data_charts import read_shares
 from snaketune.report.data.job_table import cards, job_rows
-from snaketune.report.data.packing_flow import pack_flows, training_flows
+from snaketune.report.data.packing_flow import pack_flows
 from snaketune.report.data.results import ResultSet
 from snaketune.report.data.samples import choose, dropped_examples, tokenized_rows
 from snaketune.report.judge.headline import model_lineage
 from snaketune.report.judge.training_rules import training_findings, trainings
-from snaketune.report.text import short
-from snaketune.tables import read_table
+from snaketune.text import short
 
 
 def result_set(results) -> ResultSet:
@@ -34,36 +31,49 @@ def table(path: Path) -> list[dict[str, str]]:
 
 
 def source(**counts: int) -> dict[str, Any]:
-    return {"files": ["a"], "quarantined": 0, "dropped": {}, "layouts": {}} | counts
+    none = dict.fromkeys(("extra", "repeated", "joined", "quarantined"), 0)
+    return none | {"files": ["a"], "dropped": {}, "layouts": {}, "ignored": {}} | counts
 
 
 def test_rows_add_up_from_reading_to_packing(sweep_pages):
-    rows: Counter[tuple[str, ...]] = Counter()
-    tokens: Counter[tuple[str, ...]] = Counter()
+    counts: dict[tuple[str, str], dict[str, int]] = {}
     for line in table(sweep_pages / "data.csv"):
-        key = line["stage"], line["name"], line["source"], line["what"]
-        rows[key] += int(line["rows"] or 0)
-        tokens[key] += int(line["tokens"] or 0)
-    for stage, name, source in {key[:3] for key in rows if key[0] in ("corpus", "pack")}:
-        incoming, outgoing = (
-            sum(rows[stage, name, source, what] for what in parts)
-            for parts in (("read", "extra", "repeated"), ("joined", "quarantined", "dropped", "kept"))
-        )
-        assert incoming == outgoing, (name, source)
-    for name in {key[1] for key in tokens if key[0] == "pack"}:
-        outgoing = sum(
-            tokens["pack", name, "", what]
-            for what in ("dropped", "truncated", "shared prompts", "shared answers", "kept")
-        )
-        assert tokens["pack", name, "", "read"] == outgoing, name
-    assert rows["corpus", "chat", "", "kept"] == rows["pack", "chat-demo-128-aa", "", "read"]
-    assert rows["corpus", "chat", "", "quarantined"] == rows["corpus", "chat", "chat.jsonl", "quarantined"] == 3
-    assert rows["pack", "chat-demo-128-aa", "", "dropped"] == 3
-    assert tokens["pack", "chat-demo-128-aa", "", "truncated"] == 20
-    assert tokens["pack", "pairs-demo-128-cc", "", "shared prompts"] == 50
-    assert tokens["pack", "pairs-demo-128-cc", "", "shared answers"] == 3
-    assert rows["tokenize", "chat-tokens-aa", "", "tokenized"] == 80
-    assert rows["corpus", "chat", "", "rows that hit"] == 2
+        counts.setdefault((line["stage"], line["name"]), {})[line["count"]] = int(line["value"])
+
+    def sum_of(of: dict[str, int], *names: str) -> int:
+        """The sum of counts, and of all counts below them."""
+        below = tuple(f"{name}." for name in names)
+        return sum(value for count, value in of.items() if count in names or count.startswith(below))
+
+    for (stage, name), of in counts.items():
+        if stage == "corpus":
+            # The total of the quarantined rows stands beside their reasons.
+            total = of["quarantined.total"]
+            assert sum_of(of, "read", "extra", "repeated") == (
+                sum_of(of, "joined", "dropped", "kept", "quarantined") - total
+            ), name
+            source = {what.removeprefix("sources.0."): n for what, n in of.items() if what.startswith("sources.0.")}
+            incoming = sum_of(source, "read", "extra", "repeated")
+            assert incoming == sum_of(source, "joined", "dropped", "kept", "quarantined"), name
+        elif stage == "pack":
+            for split in ("train", "held_out"):
+                rows = [f"{split}.{what}" for what in ("dropped", "kept")]
+                assert of[f"{split}.read"] == sum_of(of, *rows), name
+                parts = ("dropped_tokens", "truncated.tokens", "shared_prompt_tokens", "shared_answer_tokens", "tokens")
+                assert of[f"{split}.read_tokens"] == sum_of(of, *(f"{split}.{part}" for part in parts)), name
+    chat, packed, pairs = (
+        counts["corpus", "chat"],
+        counts["pack", "chat-demo-128-aa"],
+        counts["pack", "pairs-demo-128-cc"],
+    )
+    assert sum_of(chat, "kept") == packed["train.read"] + packed["held_out.read"]
+    assert chat["quarantined.total"] == chat["sources.0.quarantined"] == 3
+    assert packed["train.dropped.longer_than_row"] == 3
+    assert packed["train.truncated.tokens"] == 20
+    assert pairs["train.shared_prompt_tokens"] == 50
+    assert pairs["train.shared_answer_tokens"] == 3
+    tokenized = [of for (stage, name), of in counts.items() if name.startswith("chat-tokens-aa/")]
+    assert sum(of["train.rows"] + of["held_out.rows"] for of in tokenized) == 80
 
 
 def test_ignored_columns_are_listed_with_their_rows(results):
@@ -73,8 +83,8 @@ def test_ignored_columns_are_listed_with_their_rows(results):
     page = (pages / "corpus.html").read_text("utf-8")
     assert "Ignored in a: <code>messages[].weight</code> (5 rows), <code>id</code> (1 rows)." in page
     assert page.count("Ignored in") == 1
-    found = {line["reason"]: line["rows"] for line in table(pages / "data.csv") if line["what"] == "ignored"}
-    assert found == {"messages[].weight": "5", "id": "1"}
+    found = {line["count"]: line["value"] for line in table(pages / "data.csv") if ".ignored." in line["count"]}
+    assert found == {"sources.0.ignored.messages[].weight": "5", "sources.0.ignored.id": "1"}
 
 
 def test_parts_of_a_tokenized_corpus_are_one(sweep):
@@ -83,7 +93,7 @@ def test_parts_of_a_tokenized_corpus_are_one(sweep):
     )
     assert chat.counts["train"]["rows"] == 60
     assert chat.paths == {("fast", ""): 2, ("reference", "the template trims"): 1}
-    assert (chat.parts, chat.parity_rows) == (3, 40)
+    assert (len(chat.parts), chat.of_runs("parity_rows")) == (3, 40)
 
 
 def test_only_supervised_text_is_marked_and_special_tokens_are_separate(sweep, sweep_pages):
@@ -132,24 +142,13 @@ def test_rows_of_a_table_are_named_by_number(results):
 
 def test_rows_are_measured_against_their_own_length(results):
     results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer(), lengths=(32, 64, 128))
-    (pack,) = result_set(results).of("pack")
-    histograms = read_distribution(pack)
-    assert histograms.fill.total == pack.manifest["packing_metadata"]["rows"]
-    assert 0 < histograms.fill.low <= histograms.fill.median <= histograms.fill.high <= 1
-    assert histograms.tokens.total == histograms.tokens.counts.sum() == 80
-    assert histograms.supervised.high <= 1 / 3
     (flow,) = pack_flows(result_set(results))
+    lengths, fill, supervised = read_shares(flow)
+    assert len(lengths) == 80 and len(fill) == len(supervised) == flow.metadata["rows"]
+    assert fill.min() > 0 and fill.max() <= 1
+    assert supervised.max() <= 1 / 3
     assert list(flow.lengths) == [32, 64, 128]
     assert flow.length == 128
-
-
-def test_lengths_agree_with_numpy(results):
-    results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer())
-    (pack,) = result_set(results).of("pack")
-    tokens = read_table(pack.artifact.file("documents.arrow"))["tokens"].to_numpy()
-    histograms = read_distribution(pack)
-    expected = [np.quantile(tokens, share, method="inverted_cdf") for share in (0.5, 0.95)]
-    assert [histograms.tokens.median, histograms.p95] == expected
 
 
 def test_results_with_equal_content_are_linked_by_name(results):
@@ -170,11 +169,6 @@ def test_inputs_are_those_of_the_jobs(sweep):
         "other-demo-128-bb": "other",
         "pairs-demo-128-cc": "pairs",
     }
-    flows = {flow.label: flow for flow in training_flows(reported)}
-    assert flows["sft:small"].tokens == 3000
-    # TRL tokenizes raw rows itself.
-    assert flows["dpo:soft"].tokens == 1800
-    assert flows["sft:raw"].tokens_per_epoch is None
 
 
 @pytest.mark.parametrize(
@@ -192,8 +186,6 @@ def test_tokens_trained_are_those_of_the_steps_that_ran(results, counts, epoch, 
     counts = {"rows": 12, "steps": 2} | counts
     results.add("sft", "a", spec={"training": {"epochs": 30.0}}, counts=counts, run={"history": history})
     reported = result_set(results)
-    (flow,) = training_flows(reported)
-    assert (flow.tokens, flow.epochs) == (tokens, epochs)
     assert trainings(reported)[0].epochs == epochs
     shown = [card.value for card in cards(reported) if card.title == "Tokens trained"]
     assert shown == [short(tokens)]

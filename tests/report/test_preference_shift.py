@@ -10,7 +10,7 @@ from snaketune.report.data.preference_shift import flips, preference_changes
 def test_changes_are_broken_down_by_source(results):
     made = sft_and_pairs(results)
     counts = {"read": 40, "quarantined": 0, "kept": 40, "dropped": {}, "extra": 0, "joined": 0, "repeated": 0}
-    sources = [counts | {"files": [name], "layouts": {}} for name in ("one/<b>.jsonl", "two.jsonl")]
+    sources = [counts | {"files": [name], "layouts": {}, "ignored": {}} for name in ("one/<b>.jsonl", "two.jsonl")]
     results.corpus("pairs", kind="preferences", sources=sources)
     results.dpo("a", *made, spec={"beta": 0.5})
     results.pairs("main/dpo-a", MOVED, reference=MARGINS, sources=2)
@@ -32,7 +32,9 @@ def test_changes_are_broken_down_by_source(results):
 def test_a_tie_is_half_a_preference(results):
     made = sft_and_pairs(results)
     counts = {"read": 40, "quarantined": 0, "kept": 40, "dropped": {}, "extra": 0, "joined": 0, "repeated": 0}
-    results.corpus("pairs", kind="preferences", sources=[counts | {"files": [n], "layouts": {}} for n in ("a", "b")])
+    results.corpus(
+        "pairs", kind="preferences", sources=[counts | {"files": [n], "layouts": {}, "ignored": {}} for n in ("a", "b")]
+    )
     results.dpo("a", *made, spec={"beta": 0.5})
     ties = dict.fromkeys(MARGINS, 0.0)
     results.pairs("main/dpo-a", ties, reference=ties, sources=2)

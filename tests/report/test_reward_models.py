@@ -1,18 +1,20 @@
 """Reward models in the report: their curves, their scores on held-out pairs, and that they are no policies."""
 
+import json
 import re
 
 import numpy as np
 import pytest
 from invented_results import Results
 
-from snaketune.evaluation.reward_scores import by_source, calibration_scores, reward_scores
+from snaketune.evaluation.pair_scores import by_source
+from snaketune.evaluation.reward_scores import calibration_scores, reward_scores
 from snaketune.files import write_json
 from snaketune.report.charts.reward_charts import reward_evaluation_chart
 from snaketune.report.charts.style import model_styles
 from snaketune.report.data.results import ResultSet
 from snaketune.report.pages import pages_for
-from snaketune.report.text import percent
+from snaketune.text import percent
 
 
 def train(results: Results, name: str) -> str:
@@ -33,7 +35,8 @@ def evaluate(results: Results, name: str, rewards_P2: np.ndarray, sources: int =
     preferences = {}
     if len(rewards_P2):
         numbers = np.arange(len(rewards_P2)) % sources
-        scores = reward_scores(rewards_P2) | by_source(numbers, rewards_P2) | calibration_scores(rewards_P2)
+        scores = reward_scores(rewards_P2) | calibration_scores(rewards_P2)
+        scores |= by_source(numbers, lambda own_P: reward_scores(rewards_P2[own_P]))
         preferences = {"pairs": scores}
     write_json(
         results.payload("eval", name, "scores.json"),
@@ -46,8 +49,8 @@ def rewards(results: Results, pairs: int, shift: float) -> np.ndarray:
     return results.random.normal(0, 1, (pairs, 2)) + np.array([shift, 0])
 
 
-def section(page: str) -> str:
-    (found,) = re.findall(r'<section id="reward">.*?</section>', page, re.DOTALL)
+def section(page: str, name: str = "reward") -> str:
+    (found,) = re.findall(f'<section id="{name}".*?</section>', page, re.DOTALL)
     return found
 
 
@@ -58,28 +61,36 @@ def test_the_section_has_the_curves_the_scores_by_source_and_both_charts(results
     evaluate(results, "main/reward-good", rewards_P2, sources=2)
     outcome, pages = results.report()
     assert {path.name for path in pages.iterdir() if path.is_file()} == {*pages_for(outcome.counts["results"])}
-    shown = section((pages / "index.html").read_text("utf-8"))
+    page = (pages / "index.html").read_text("utf-8")
+    shown, scores = section(page), section(page, "evaluation")
     right = float(np.mean(rewards_P2[:, 0] > rewards_P2[:, 1]))
-    assert f"{percent(right)} [" in shown
-    assert re.findall(r"</span>reward:good</td><td>([^<]+)", shown) == ["pairs", "pairs, source 0", "pairs, source 1"]
+    assert f'{percent(right)} <span class="interval">[' in scores
+    for name in ("reward accuracy", "reward margin"):
+        assert re.findall(f"<td>({name}[^<]*)", scores) == [name, f"{name}: source 0", f"{name}: source 1"]
+    assert "calibration error" in scores and "chosen reward" in scores and 'id="samples"' not in page
     captions = re.findall(r"<figcaption>([^<]*)", shown)
     for title in ("Training loss", "Accuracy", "Margin", "Rewards", "Throughput", "pairs: calibration, mean error"):
         assert any(caption.startswith(title) for caption in captions), title
     assert any("accuracy by margin" in caption for caption in captions)
 
 
-def test_policies_are_compared_without_reward_models(results):
+def test_reward_models_are_in_the_tables_and_policies_are_judged_without_them(results):
+    results.evaluate("main/base-small", right=0.1)
     results.evaluate("main/sft-small", right=0.5)
     policies = results.report()[1]
     train(results, "good")
     evaluate(results, "main/reward-good", rewards(results, 60, 1.0))
     both = results.report()[1]
-    before, after = ((pages / "evaluation.json").read_text("utf-8") for pages in (policies, both))
-    assert "reward:good" not in after and before == after
-    evaluation = re.search(
-        r'<section id="evaluation">.*?</section>', (both / "index.html").read_text("utf-8"), re.DOTALL
+    before, after = (json.loads((pages / "evaluation.json").read_text("utf-8"))["main"] for pages in (policies, both))
+    assert after.pop("reward:good")["preferences"]["pairs"]["pairs"] == 60 and before == after
+    before, after = ((pages / "index.html").read_text("utf-8") for pages in (policies, both))
+    assert "reward:good" in section(after, "evaluation")
+    table = r'<div class="scroll"><table>.*?</table>'
+    assert (
+        re.search(table, section(before, "verdict"), re.DOTALL)[0]
+        == (re.search(table, section(after, "verdict"), re.DOTALL)[0])
     )
-    assert "sft:small" in evaluation[0] and "reward:good" not in evaluation[0]
+    assert section(before, "samples") == section(after, "samples")
 
 
 def test_an_evaluation_without_held_out_pairs_says_so(results):

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from snaketune.publishing.measures import Measure
 from snaketune.publishing.results import Result
-from snaketune.report.compare.measures import Measure
-from snaketune.report.data.corpus_flow import CorpusFlow, RowCounts
-from snaketune.report.data.packing_flow import PackFlow, SplitFlow
+from snaketune.report.data.corpus_flow import CorpusFlow
+from snaketune.report.data.packing_flow import SplitFlow
 from snaketune.report.judge.data_rules import (
     corpus_findings,
     difference_findings,
@@ -35,32 +35,23 @@ def ran(name: str = "a", config_key: str = "", **run) -> Result:
 RUN = TrainingFacts(
     run=ran(), epochs=3.0, loss=(2.0, 1.0), chosen=(-1.0, -1.05), held_out={"chat": (3.0, 1.2)}
 )  # fmt: skip
-SPLIT = SplitFlow(
-    split="train", read=100, read_tokens=1000, kept=100, documents=100, tokens=1000, supervised=300, dropped={},
-    dropped_tokens={}, truncated={"rows": 0, "tokens": 0}, split_up={"rows": 0, "pieces": 0}, shared={}, mismatched=0,
-    rows=2, capacity=1024, lost_to_length={"rows": 0, "tokens": 0, "enough": 1024},
-)  # fmt: skip
-PACK = PackFlow(
-    name="chat-512",
-    kind="sft",
-    length=512,
-    overflow="drop",
-    corpus="chat",
-    tokenizer="demo",
-    tokenized=None,
-    splits=[SPLIT],
-)
-CORPUS = CorpusFlow(
-    name="chat", kind="conversations", quarantined={"not_json": 2}, kept={"train": 898, "held_out": 100}, sources=[],
-    rows=RowCounts(read=1000, extra=0, repeated=0, joined=0, quarantined=2, dropped={}, kept=998),
-    changes={},
-    near_duplicates=None, contamination=None, characters=None,
-)  # fmt: skip
+COUNTS = {"read": 100, "read_tokens": 1000, "tokens": 1000, "supervised_tokens": 300}
+SPLIT = SplitFlow(split="train", counts=COUNTS, metadata={"lost_to_length": {"rows": 0, "tokens": 0, "enough": 1024}})
+LOST = {"metadata": {"lost_to_length": {"rows": 10, "tokens": 260, "enough": 1024}}}
+LITTLE = {"counts": COUNTS | {"supervised_tokens": 9}}
+
+
+def corpus(**quarantined: int) -> CorpusFlow:
+    counts = {"read": 1000, "quarantined": {"total": sum(quarantined.values()), **quarantined}}
+    return CorpusFlow(result=SimpleNamespace(name="chat", counts=counts))
+
+
 COLLAPSE = {"kind": "collapse", "step": 20, "text": "is collapsing", "at_end": {"text": "has collapsed"}}
 
 
 def of_split(split: SplitFlow) -> list[ReportFinding]:
-    return list(pack_findings(replace(PACK, splits=[split]), "sft.a.packing"))
+    pack = SimpleNamespace(name="chat-512", length=512, unit="conversations", splits=[split])
+    return list(pack_findings(pack, "sft.a.packing"))
 
 
 @dataclass(frozen=True)
@@ -105,15 +96,12 @@ FIRES = [
     (*TRAINING, {"run": ran(waited_for_data_s=20.0)}, "waited for data", "20% of its time", "dpo.a.operation.load_in_memory"),
     (*TRAINING, {"run": ran(slower_than_best_percent=35.0)}, "slow micro-batch", "35% slower than the best",
      "dpo.a.training.micro_batch_rows"),
-    (*DATA, {"lost_to_length": {"rows": 10, "tokens": 260, "enough": 1024}}, "tokens lost", "26% of the tokens don't fit",
-     "sft.a.packing.length"),
-    (*DATA, {"split": "held_out", "lost_to_length": {"rows": 10, "tokens": 260, "enough": 1024}}, "tokens lost",
-     "held out: 10% of the conversations", "sft.a.packing.length"),
-    (*DATA, {"supervised": 9}, "little supervised", "train: only 0.9% of the tokens", "sft.a.packing.train_on"),
-    (*DATA, {"split": "held_out", "supervised": 9}, "little supervised", "held out: only 0.9%", "sft.a.packing.train_on"),
-    (corpus_findings, CORPUS,
-     {"quarantined": {"not_json": 9, "empty": 1}, "rows": replace(CORPUS.rows, quarantined=10, kept=990)},
-     "quarantined", "(1%) are quarantined: 9 not json", "corpora.chat.repair"),
+    (*DATA, LOST, "tokens lost", "26% of the tokens don't fit", "sft.a.packing.length"),
+    (*DATA, LOST | {"split": "held_out"}, "tokens lost", "held out: 10% of the conversations", "sft.a.packing.length"),
+    (*DATA, LITTLE, "little supervised", "train: only 0.9% of the tokens", "sft.a.packing.train_on"),
+    (*DATA, LITTLE | {"split": "held_out"}, "little supervised", "held out: only 0.9%", "sft.a.packing.train_on"),
+    (corpus_findings, corpus(not_json=2), vars(corpus(not_json=9, empty=1)), "quarantined",
+     "(1%) are quarantined: 9 not json", "corpora.chat.repair"),
     (of_prompts, Prompts(), {"distinct": 80}, "repeated prompts", "20 of 100 held-out prompts of chat",
      "corpora.chat.near_duplicates"),
     (of_prompts, Prompts(), {"truncated": 30}, "truncated responses", "30% of the responses of dpo:a",

@@ -6,8 +6,8 @@ import pytest
 from invented_results import Results
 from invented_sweeps import MARGINS, MOVED, result_set, sft_and_pairs, table
 
-from snaketune.config.score_names import SCORES
 from snaketune.errors import SnaketuneError
+from snaketune.publishing.measures import PREFERENCES
 from snaketune.report.compare.variants import compare_variants
 from snaketune.report.data.races import paused_runs
 from snaketune.report.judge.headline import judged_lineage
@@ -168,12 +168,14 @@ def test_runs_can_be_sorted_by_a_breakdown(results):
     assert reported.sorted_by.shown("dpo:a") == "50%"
 
 
-def test_every_score_that_the_planner_knows_has_a_name_in_the_report(sweep):
-    """The scores that `sort_by` accepts, evaluations write, and the table names."""
-    reported = result_set(sweep)
-    for section, on in (("conversations", "chat"), ("preferences", "pairs")):
-        for figure in SCORES[section]:
-            assert compare_variants(reported, f"{section}.{on}.{figure}").sorted_by.name
+def test_runs_can_be_sorted_by_every_score_of_an_evaluation(sweep):
+    chat = ("held_out_loss", "perplexity", "exact_match.share", "exact_match.mean_response_tokens")
+    paths = [f"conversations.chat.{figure}" for figure in (*chat, "exact_match.by_task.weekday.share")]
+    pairs = next(iter(result_set(sweep).evaluations.values()))[-1].scores["preferences"]["pairs"]
+    paths += [f"preferences.pairs.{figure}" for figure in PREFERENCES.keys() & pairs.keys()]
+    assert len(paths) == 14
+    for path in paths:
+        assert compare_variants(result_set(sweep), path).sorted_by.path == path
 
 
 def test_warnings_of_a_training_are_shown(results):

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from snaketune.evaluation.win_rates import Comparison, win_rate
+from snaketune.evaluation.win_rates import win_rate
 from snaketune.report.data.win_rates import JudgedComparison
 from snaketune.report.judge.verdict import BETTER, INCONCLUSIVE, judged_difference
 from snaketune.report.judge.win_rate_rules import judge_findings
@@ -15,7 +15,7 @@ def judged(
 ):
     """A comparison with these verdicts on as many prompts, of responses of about so many tokens."""
     pairs = [
-        Comparison(first=first, second=second, tokens=tokens[0] + n % 3, opponent_tokens=tokens[1])
+        {"first": first, "second": second, "tokens": tokens[0] + n % 3, "opponent_tokens": tokens[1]}
         for n, (first, second) in enumerate(verdicts)
     ]
     result = SimpleNamespace(name="all/dpo-new", manifest={"judge": {"name": "server", "model": "large"}})

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from snaketune.config.generation import Decoding, Server
 from snaketune.errors import SnaketuneError
 from snaketune.sampling.completions import Completions
-from snaketune.sampling.engines import ServerEngine
 from snaketune.sampling.responses import Request, ResponseCache, batches
 from snaketune.servers import client as server_client
 from snaketune.servers.client import ServerClient, connection
@@ -46,7 +45,7 @@ def engine_of(
     key: str | None = None,
     server: dict | None = None,
     **decoding,
-) -> ServerEngine:
+) -> Completions:
     server = Server(url=url, model=MODEL, key_variable=key, **(server or {}))
     connect = connection(server)
 
@@ -57,11 +56,10 @@ def engine_of(
 
     decoding = Decoding(**({"max_new_tokens": 6, "temperature": 1.0} | decoding))
     client = ServerClient(connect=impatient, usage=Usage(server=server), concurrent=4, patience=patience)
-    responses = Completions(client=client, model_name=MODEL, chat=chat, decoding=decoding)
-    return ServerEngine(server=server, completions=responses)
+    return Completions(client=client, url=server.url, model_name=MODEL, chat=chat, decoding=decoding)
 
 
-def sampled(engine: ServerEngine, prompts: list[np.ndarray], responses: int = 2) -> dict:
+def sampled(engine: Completions, prompts: list[np.ndarray], responses: int = 2) -> dict:
     found = {}
     for arrived in engine.generate(batches(prompts, responses, 8)):
         assert not found.keys() & arrived.keys()
@@ -73,6 +71,11 @@ def sampled(engine: ServerEngine, prompts: list[np.ndarray], responses: int = 2)
 def expected(chat, prompts) -> dict:
     with serving(StandIn(chat)) as url:
         return sampled(engine_of(url, chat), prompts)
+
+
+def test_responses_are_kept_by_the_name_of_the_model_alone(chat):
+    """Neither another address nor an edit of this package generates again what was paid for."""
+    assert engine_of("http://localhost:1", chat).identity() == {"name": "server", "model": MODEL}
 
 
 def test_responses_are_those_of_the_server(chat, prompts, expected):

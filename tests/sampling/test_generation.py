@@ -137,6 +137,21 @@ def test_logits_that_are_not_finite_end_generation():
         texts(model, PROMPTS)
 
 
+def test_a_batch_that_runs_out_of_memory_says_what_to_lower_and_leaves_finished_ones():
+    model, forward = tiny_model("llama"), tiny_model("llama").forward
+
+    def limited(input_ids=None, **inputs):
+        if len(input_ids) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return forward(input_ids=input_ids, **inputs)
+
+    model.forward = limited
+    finished = engine_of(model).generate([*batches(PROMPTS[:2], 1, 2), *batches(PROMPTS[2:], 1, 3)])
+    assert len(next(finished)) == 2
+    with pytest.raises(SnaketuneError, match=r"a batch of 3 responses \(CUDA .*lower generation.batch_size .*are kept"):
+        next(finished)
+
+
 def test_the_engine_says_what_affects_a_response():
     engine = engine_of(tiny_model("llama"))
     assert engine.identity()["device"] == ["cpu", "torch.float32", "torch.float32"]

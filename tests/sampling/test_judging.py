@@ -18,9 +18,8 @@ from snaketune.config.base_models import Pretrained
 from snaketune.config.generation import Server
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
-from snaketune.sampling.judge import build
 from snaketune.sampling.judge_models import judge_of
-from snaketune.sampling.judge_questions import ask, question, read_score
+from snaketune.sampling.judge_questions import ask, build, question, read_score
 from snaketune.sampling.tables import REPLIES, RESPONSE_SCHEMA, RESPONSES, SCORES
 from snaketune.servers import client
 from snaketune.stages.cache.row_store import RowStore
@@ -252,7 +251,9 @@ def test_json_replies(judging):
 def test_nothing_readable_is_an_error_with_an_example(judging):
     with (
         serving(StandIn(None, judge=lambda messages: "As a language model, I like all of them.")) as url,
-        pytest.raises(SnaketuneError, match=r"scored none of the 12 .*12 × its reply .*I like all of them"),
+        pytest.raises(
+            SnaketuneError, match=r"none of the 12 responses has a score \(12 × its reply .*I like all of them"
+        ),
     ):
         judging.score(url)
 

@@ -10,7 +10,7 @@ from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.base_models import Scratch
 from snaketune.corpus.rows import SCHEMAS
 from snaketune.errors import SnaketuneError
-from snaketune.sampling.prompts import build
+from snaketune.sampling.prompt_rows import build
 from snaketune.sampling.responses import Request
 from snaketune.sampling.tables import SCORE_FIELDS, SCORES
 from snaketune.stages.cache.work_folders import WorkFolder

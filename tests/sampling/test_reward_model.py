@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.base_models import Pretrained
 from snaketune.errors import SnaketuneError
-from snaketune.sampling.rate import build
+from snaketune.sampling.reward_model import build
 from snaketune.sampling.tables import SCORES
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import RateSpec

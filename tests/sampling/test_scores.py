@@ -1,6 +1,10 @@
 """Scores of responses: by the corpus' answers, by a function of the user's, and sums; kept by row."""
 
 import json
+import os
+import signal
+import threading
+import time
 
 import pytest
 
@@ -8,7 +12,8 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.config.scoring import AnswerScore
 from snaketune.errors import SnaketuneError
 from snaketune.patterns import TooSlow
-from snaketune.sampling.score import build
+from snaketune.sampling.scorer import Scorer
+from snaketune.sampling.scores import build
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import ScoreSpec
 from snaketune.tables import read_table, write_table
@@ -71,6 +76,43 @@ def test_what_fails_takes_too_long_or_ends_the_process_has_no_score_and_the_rest
     reasons = list(outcome.counts["without"])
     assert reasons[:3] == ["ValueError: odd row", "it took more than 0.5 s", "the scorer's process ended"]
     assert "finite numbers" in reasons[3] and "response 0 to p0: ValueError: odd row" in capsys.readouterr().out
+
+
+def test_ctrl_c_ends_a_call_and_its_process(tmp_path):
+    file = tmp_path / "scorer.py"
+    file.write_text(
+        "import os, time\n"
+        "def score(*_):\n"
+        f"    open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+        "    time.sleep(60)\n"
+    )
+    request = {"prompt": [], "response": "", "row": {}}
+
+    def interrupt() -> None:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt), Scorer(file, 60) as scorer:
+        scorer.score(request)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_function_may_print_to_any_stream_and_start_processes(scored, capfd):
+    code = (
+        "import os, subprocess, sys\n"
+        "def score(prompt, response, row):\n"
+        "    os.write(1, b'[1] below Python')\n"
+        "    subprocess.run(['echo', '{}'], check=True)\n"
+        "    with subprocess.Popen([sys.executable, '-c', 'print(7)'], stdout=subprocess.PIPE, text=True) as process:\n"
+        "        return int(process.stdout.read()) + len(sys.stdin.read())\n"
+    )
+    _, table, _ = scored(ScoreSpec(python=True, seconds=10), code)
+    assert table["score"] == [7.0] * 12
+    out, error = capfd.readouterr()
+    assert (out + error).count("[1] below Python") == 12
 
 
 @pytest.mark.parametrize(

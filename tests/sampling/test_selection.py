@@ -7,8 +7,9 @@ import pyarrow as pa
 import pytest
 
 from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
-from snaketune.sampling.select import build
+from snaketune.sampling.selection import build
 from snaketune.sampling.tables import (
     PROMPT_SCHEMA,
     PROMPTS,
@@ -51,7 +52,8 @@ def select(tmp_path: Path, responses: list[list[tuple]], kind: str = "preference
     work = WorkFolder(tmp_path / "work")
     work.start()
     inputs = {"samples": artifact(tmp_path / "sample"), "scores": artifact(tmp_path / "score")}
-    outcome = build(SelectSpec(**(NOTHING | {"kind": kind} | spec)), work, **inputs)
+    operation = Execution(sampled="dpo:demo")
+    outcome = build(SelectSpec(**(NOTHING | {"kind": kind} | spec)), work, operation=operation, **inputs)
     lines = (work.payload / SELECTED).read_text(encoding="utf-8").splitlines()
     return outcome, [json.loads(line) for line in lines]
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -17,21 +18,26 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from snaketune.config.base_models import Pretrained
 from snaketune.config.generation import Decoding, Server
+from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.sampling.completions import Completions
-from snaketune.sampling.engines import ServerEngine, resolve
+from snaketune.sampling.engines import resolve
 from snaketune.sampling.generation_check import MODES
 from snaketune.sampling.judge_models import ServerJudge
 from snaketune.sampling.responses import Request, Response, batches
+from snaketune.sampling.sampled import Sampled, ServedModel, adapter_rank
 from snaketune.sampling.transformers_engine import TransformersEngine
-from snaketune.sampling.vllm_engine import ServedModel, VllmEngine, adapter_rank, find_vllm
+from snaketune.sampling.vllm_engine import VllmEngine, find_vllm
 from snaketune.servers.client import ServerClient, connection
 from snaketune.servers.usage import Usage
 from snaketune.stages.cache.row_store import RowStore
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.tokenization.chat import ChatTokenizer
 from tests.models.conftest import CPU
 from tests.tokenization.small_tokenizers import TEXTS, train_in
 from tests.workflow.conftest import ROOT, made_once
+
+from .conftest import artifact
 
 # vLLM's attention on a CPU has heads of at least 32.
 SIZES = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2}
@@ -112,12 +118,11 @@ def served(folder, tmp_path) -> Iterator[str]:
 
 
 def test_the_server_of_transformers_gives_the_responses_of_transformers(folder, chat, prompts, served):
-    def engine(name: str) -> ServerEngine:
+    def engine(name: str) -> Completions:
         server = Server(url=served, model=name)
         decoding = Decoding(max_new_tokens=12)
         client = ServerClient(connect=connection(server), patience=30)
-        completions = Completions(client=client, model_name=name, chat=chat, decoding=decoding)
-        return ServerEngine(server=server, completions=completions)
+        return Completions(client=client, url=served, model_name=name, chat=chat, decoding=decoding)
 
     found, expected = collected(engine(str(folder)), prompts), ours(folder, chat, prompts)
     assert {key: response.text for key, response in found.items()} == {
@@ -168,23 +173,31 @@ def vllm(tmp_path_factory) -> Path:
     return find_vllm(str(made_once(tmp_path_factory, "vllm", install)))
 
 
-def vllm_engine(python: Path, folder: Path, chat: ChatTokenizer, **more) -> VllmEngine:
+@dataclass(frozen=True, kw_only=True)
+class Served(Sampled):
+    model: ServedModel
+
+    def served(self) -> ServedModel:
+        return self.model
+
+
+def vllm_engine(python: Path, folder: Path, **more) -> VllmEngine:
     served = more.pop("served", ServedModel(base=Pretrained(path=str(folder))))
     decoding = Decoding(**({"max_new_tokens": 12} | more))
-    # As tests' prompts have up to 60 tokens.
-    longest = 60 + decoding.max_new_tokens
-    return VllmEngine(
-        python=python,
-        served=lambda: served,
-        chat=chat,
-        tokenizer=folder,
+    sampled = Served(
+        model=served,
+        results=(),
+        base=served.base,
+        trust_remote_code=False,
+        tokenizer=artifact(folder),
         decoding=decoding,
-        dtype="float32",
-        device="cpu",
         frozen=True,
-        gpus=0,
-        longest=longest,
+        base_files=[],
+        operation=Execution(gpus=0),
+        work=WorkFolder(folder / "work"),
     )
+    # As tests' prompts have up to 60 tokens.
+    return VllmEngine(python=python, sampled=sampled, longest=60 + decoding.max_new_tokens)
 
 
 def assert_same(found: dict[bytes, Response], expected: dict[bytes, Response]) -> None:
@@ -197,7 +210,7 @@ def assert_same(found: dict[bytes, Response], expected: dict[bytes, Response]) -
 
 @pytest.mark.slow
 def test_vllm_gives_the_greedy_responses_of_transformers_and_ends(vllm, folder, chat, prompts):
-    engine = vllm_engine(vllm, folder, chat)
+    engine = vllm_engine(vllm, folder)
     assert_same(collected(engine, prompts), ours(folder, chat, prompts))
     assert engine.about() == {"name": "vllm", "version": "0.32.0", "device": "cpu", "dtype": "float32"}
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
@@ -206,7 +219,7 @@ def test_vllm_gives_the_greedy_responses_of_transformers_and_ends(vllm, folder, 
 
 @pytest.mark.slow
 def test_vllm_samples_by_seed_and_index(vllm, folder, chat, prompts):
-    first = collected(vllm_engine(vllm, folder, chat, temperature=1.0, stop=["e"]), prompts[:3], 4)
+    first = collected(vllm_engine(vllm, folder, temperature=1.0, stop=["e"]), prompts[:3], 4)
     assert len({tuple(response.tokens) for response in first.values()}) > 8
     assert all("e" not in response.text for response in first.values())
     assert len(first) == 12
@@ -214,7 +227,7 @@ def test_vllm_samples_by_seed_and_index(vllm, folder, chat, prompts):
     for response in first.values():
         ends = chat.decode(response.tokens).endswith("e") or response.tokens[-1] in chat.stop_ids
         assert ends if response.ended == "stop" else len(response.tokens) == 12
-    again = collected(vllm_engine(vllm, folder, chat, temperature=1.0, stop=["e"]), prompts[:3], 2)
+    again = collected(vllm_engine(vllm, folder, temperature=1.0, stop=["e"]), prompts[:3], 2)
     # Not promised for a server; on one core it is so.
     assert [again[Request(prompts[0], index).digest].tokens for index in range(2)] == [
         first[Request(prompts[0], index).digest].tokens for index in range(2)
@@ -234,7 +247,7 @@ def test_vllm_serves_an_adapter_unmerged(vllm, folder, chat, prompts, tmp_path):
     served = ServedModel(base=Pretrained(path=str(folder)), adapter=tmp_path, rank=4)
     adapted = ours(folder, chat, prompts, model.merge_and_unload())
     assert adapted != ours(folder, chat, prompts)
-    assert_same(collected(vllm_engine(vllm, folder, chat, served=served), prompts), adapted)
+    assert_same(collected(vllm_engine(vllm, folder, served=served), prompts), adapted)
 
 
 @pytest.mark.slow
@@ -242,7 +255,7 @@ def test_the_end_of_vllms_log_says_why_it_did_not_start(vllm, folder, chat, prom
     (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
     served = ServedModel(base=Pretrained(path=str(tmp_path)))
     with pytest.raises(SnaketuneError, match=r"(?s)vLLM's server has ended; the end of its log:.*no-such-model"):
-        collected(vllm_engine(vllm, folder, chat, served=served), prompts)
+        collected(vllm_engine(vllm, folder, served=served), prompts)
 
 
 def test_the_engine_is_the_one_that_is_named_or_the_one_that_is_there(tmp_path, capsys):
@@ -273,4 +286,4 @@ def test_vllm_gives_the_greedy_responses_of_a_real_model(vllm, tmp_path_factory)
     folder = made_once(tmp_path_factory, "smollm2", fetch) / "data/smollm2-135m"
     chat = ChatTokenizer.load(folder)
     prompts = [chat.encode_prompt([{"role": "user", "content": text}]) for text in TEXTS[:4]]
-    assert_same(collected(vllm_engine(vllm, folder, chat), prompts), ours(folder, chat, prompts))
+    assert_same(collected(vllm_engine(vllm, folder), prompts), ours(folder, chat, prompts))

@@ -3,6 +3,7 @@
 import gzip
 import io
 import tarfile
+import tempfile
 import tracemalloc
 import zipfile
 
@@ -41,8 +42,11 @@ def test_what_an_archive_holds_is_never_written_anywhere(tmp_path, monkeypatch, 
     folder = tmp_path / "a" / "b"
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
+    # A compressed tar is copied to a file without a name.
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     before = set(tmp_path.rglob("*"))
-    for content in (zipped(name, ROW), tarred((tarfile.TarInfo(name), ROW))):
+    plain = tarred((tarfile.TarInfo(name), ROW))
+    for content in (zipped(name, ROW), plain, gzip.compress(plain)):
         rows_or_nothing = []
         try:
             rows_or_nothing = rows(folder, content)

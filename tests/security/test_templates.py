@@ -12,7 +12,7 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.tokenization import template
 from snaketune.tokenization.template import render
-from snaketune.tokenization.tokenizer import build
+from snaketune.tokenization.vocabulary import build
 
 TURNS = [
     {"role": "user", "content": "{{ 7 * 7 }}{% raise %}{{ ''.__class__ }}"},

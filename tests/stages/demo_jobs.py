@@ -8,7 +8,6 @@ from pydantic import BaseModel, RootModel
 
 from snaketune.config.base import Model
 from snaketune.stages.cache.fingerprint import Key
-from snaketune.stages.cache.libraries import always
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Stage
 from snaketune.stages.loaded_job import LoadedJob
@@ -42,7 +41,7 @@ def demo_job(
         module=f"tests.{stage}",
         spec=Model,
         payload=payload,
-        libraries=always(*libraries),
+        libraries=libraries,
         measures=measures,
         cache_keys=(lambda job: keys) if keys else None,
     )

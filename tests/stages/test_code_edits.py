@@ -1,62 +1,58 @@
 """An edit of any module of the package, and the stages whose results it makes stale."""
 
 import ast
-from functools import cache
+import inspect
+from functools import cache, cached_property
+from importlib import import_module
 from pathlib import Path
+from types import FunctionType
+from typing import Any, get_args
 
 import pytest
+from pydantic import BaseModel
 
+from snaketune.config.operation import Execution
 from snaketune.stages.cache import code_digest as code
 from snaketune.stages.cache import syntax
 from snaketune.stages.table import STAGES
 
 MODULES = code.Modules().files
-TRAININGS = {"calibrate", "dpo", "reward", "reproduction", "sft", "timing", "verification"}
-# It launches a training, whose code is in the record that it reads, and computes nothing with its model.
-REPLAYS = {"reproduction"}
-# Those that load models with adapters, or scale their positions.
-ASKING = {"judge", "compare"}
-LOADING = {
-    *TRAININGS,
-    *ASKING,
-    "rate",
-    "eval",
-    "generate",
-    "merge",
-    "preflight",
-    "prompts",
-    "ref_logps",
-    "ref_pass",
-    "teacher",
-    "teacher_pass",
-    "sample",
-}
-OPTIMIZED = {*TRAININGS, "preflight"}
-PREFERENCES = {"calibrate", "card", "dpo", "timing", "verification", *REPLAYS}
-# What modules that count by their definitions compute, and for which stages. The others hold values and read them.
-COMPUTING = {
-    "config.base": {*LOADING - REPLAYS, "report", "tokenizer"},  # names of earlier runs and of a model's files
-    "config.base_models": LOADING,  # how long the positions of a scaled model are
-    "config.conditions": {"corpus", "decide", "read"},  # the words of a condition in its counts
-    # Names of kinds of personal data and of reasoning; what is removed around texts.
-    "config.corpus_sources": {"corpus", "decide", "read", "report", "tokenize"},
-    "config.row_fields": {"corpus", "decide", "read"},
-    "config.held_out": OPTIMIZED,  # whether measurements decide which weights are kept
-    "config.load": {"card"},  # what a Hub id looks like
-    "config.generation": {*ASKING, "eval", "generate", "sample"},  # the decoding parameters, and what a server is
-    "config.lora": LOADING
-    - {*ASKING, "rate", "eval", "generate", "prompts", "sample"},  # whether adapters take a part of the base weights
-    "config.losses": PREFERENCES,  # weights of losses, what they need, thresholds
-    "config.model_files": {*LOADING - REPLAYS, "tokenizer"},  # which files of a model are loaded
-    "config.operation": {*LOADING - {"merge", "prompts", "rate"}, "bottleneck"},  # the number of processes
-    # States of optimizers, for estimates of memory.
-    "config.optimizers": {*OPTIMIZED - REPLAYS, "ref_logps", "ref_pass", "teacher", "teacher_pass"},
-    "engine.preference_settings": {"card", *REPLAYS},  # what losses need
-    "config.packing": {"pack"},  # the lengths of rows
-    "config.score_names": {"report"},  # which scores are rewards
-    "config.secrets": {*LOADING - REPLAYS, "tokenizer"},  # what is masked in messages; texts in a model's config
-    "config.training_runs": {*TRAININGS - REPLAYS, "merge", "preflight"},  # the data types of saved weights
-    "stages.races": {"preflight", *REPLAYS, "race", "report"},  # which variants earlier races paused
+# What stages use of `config`, of specs and of races besides values: none of it counts, so none of it may shape a result.
+COMPUTED = {
+    "config.base.check_plain": "refuses paths",
+    "config.base_models.RopeScaling.longest": "another class' in stages; the config compares it with row lengths",
+    "config.corpus_sources.PersonalData": "the kinds that a report lists",
+    "config.corpus_sources.Reasoning": "a type",
+    "config.corpus_sources.Source.entry": "the lines of a config to paste, in errors",
+    "config.generation.Engine": "a type",
+    "config.generation.Generation.decoding": "values of the spec under the same names",
+    "config.held_out.Selection.selects": "refuses a training whose held-out rows can't be measured",
+    "config.load.HUB_ID": "which names of a model card are links to the Hub",
+    "config.lora.Lora.changes_base": "which adapter `verify` loads, which fails if it is the wrong one",
+    "config.losses.PreferenceLoss.needs_reference": "refuses a training without reference log-probabilities",
+    "config.losses.PreferenceLoss.unpaired": "the engine's own in stages",
+    "config.losses.PreferenceLoss.weights": "the engine's own in stages",
+    "config.model_files.check_index": "refuses models",
+    "config.model_files.check_model_files": "refuses models",
+    "config.model_files.model_files": "the keys of kept rows; a change of it computes these again",
+    "config.model_files.texts": "refuses models",
+    "config.operation.Operation.processes": "how many processes run, which shapes no result by contract",
+    "config.operation.Operation.processes_per_node": "how many processes run, which shapes no result by contract",
+    "config.optimizers.MUON": "a name",
+    "config.optimizers.OPTIMIZERS": "estimates of memory, and refuses devices",
+    "config.optimizers.missing_package": "refuses an optimizer",
+    "config.packing.Packing.lengths": "another class' in stages; the spec of `plan` has the lengths",
+    "config.packing.Packing.longest": "another class' in stages",
+    "config.row_fields.LISTS": "the lines of a config to paste, in errors",
+    "config.row_fields.MAPPINGS": "which layout reads mapped columns; another layout lacks some of them, and refuses the rows",
+    "config.score_names.REWARDS": "names of scores, which a report lists apart",
+    "config.secrets.without_secrets": "masks messages",
+    "config.training_runs.SaveDtype": "a type",
+    "stages.races.FILE": "a name",
+    "stages.races.PAYLOAD": "a name",
+    "stages.races.ending_at": "the spec of a snapshot, in the fingerprint of what is replayed",
+    "stages.races.paused_at": "reads the decision of an earlier race",
+    "stages.specs.TrainingSpec": "a type",
 }
 # Modules of packages without a digest that stages import, and why an edit changes no result. What they pass on to stages is
 # checked by the named tests.
@@ -68,7 +64,6 @@ EXCLUDED_FROM_DIGEST = {
     "cluster.job_endings": "when a training is preempted, which resumes exactly (test_resume); how SLURM ended an attempt, and "
     "micro-batches shape no result by contract",
     "cluster.slurm": "commands that signal processes",
-    "config.evaluations": "values",
     "servers.client": "sends requests again until they are answered; what is asked and read is in sampling.completions",
     "servers.usage": "counts requests, and ends a job",
     "stages.cache.attempt": "refuses files that changed; threads are in the manifest",
@@ -88,7 +83,6 @@ EXCLUDED_FROM_DIGEST = {
     "stages.host.launch_command": "how many processes run, which shapes no result by contract",
     "stages.host.locks": "waits",
     "stages.host.threads": "how many threads there are; the number used is in the manifest",
-    "config.tracking": "where curves are sent: a replay sends none",
     "stages.job": "reads the manifest of a path",
     "stages.job_files": "the fields of a job file",
     "stages.loaded_job": "reads the job file; spec, inputs and code are in the fingerprint",
@@ -98,6 +92,7 @@ EXCLUDED_FROM_DIGEST = {
     "files": "writes files and describes them; what they hold is digested",
     "progress": "passes on what it iterates over: test_code_digest",
     "suggestions": "near names in errors",
+    "stages.races": "see COMPUTED",
     "stages.run": "runs a training as its own job does; what it computes is in the record, with its code",
     "stages.specs": "the fields of specs",
     "stages.table": "finds the declaration of a stage",
@@ -172,7 +167,7 @@ def reached(stage: str, through_all: bool = False) -> set[str]:
     """Return the modules that a stage can import; those of packages without a digest only if `through_all`."""
     declared = STAGES[stage]
     found: set[str] = set()
-    waiting = [declared.module, *filter(None, (declared.launcher,))]
+    waiting = [declared.module, declared.code, *filter(None, (declared.launcher,))]
     while waiting:
         module = waiting.pop()
         if module in found or not (through_all or counts(module, stage)):
@@ -192,7 +187,7 @@ def test_an_edit_makes_stale_what_the_module_shapes(module, tmp_path):
     name = f"snaketune.{module}"
     counted = {stage for stage in STAGES if name in reached(stage)}
     source = edited(MODULES[name].read_bytes(), everything=not counted)
-    assert stale_after(module, source, tmp_path) == COMPUTING.get(module, set()) | counted
+    assert stale_after(module, source, tmp_path) == counted
 
 
 def test_every_module_whose_edit_makes_nothing_stale_has_a_reason():
@@ -200,35 +195,62 @@ def test_every_module_whose_edit_makes_nothing_stale_has_a_reason():
         one for stage in STAGES for module in reached(stage) for one in imports(module) if not counts(one, stage)
     }
     names = {one.removeprefix("snaketune.") for one in imported if MODULES[one].name != "__init__.py"}
-    names -= {one for one in names if one.startswith("report.")}
-    assert names - COMPUTING.keys() == EXCLUDED_FROM_DIGEST.keys()
+    names -= {one for one in names if one.startswith(("report.", "config."))}
+    assert names == EXCLUDED_FROM_DIGEST.keys()
+
+
+def test_what_stages_use_of_settings_besides_their_values_has_a_reason():
+    """Whatever shapes a result is computed in a package that counts, from the values of the spec."""
+    trees = [ast.parse(MODULES[one].read_bytes()) for one in set().union(*map(reached, STAGES))]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    found = {f"{home}.{name}" for home, name in computed_by_models() if name in read}
+    for node in nodes:
+        module = (getattr(node, "module", None) or "").removeprefix("snaketune.")
+        if module.startswith("config.") or module in ("stages.specs", "stages.races"):
+            defined = vars(import_module(node.module))
+            found |= {f"{module}.{one.name}" for one in node.names if not inspect.isclass(defined[one.name])}
+    assert found == COMPUTED.keys()
+
+
+def computed_by_models() -> set[tuple[str, str]]:
+    """What models in specs and in `Execution` compute: their methods and properties, validators excepted."""
+    waiting: list[Any] = [Execution, *(stage.spec for stage in STAGES.values())]
+    models: set[type] = set()
+    while waiting:
+        kind = waiting.pop()
+        waiting += get_args(kind)
+        if inspect.isclass(kind) and issubclass(kind, BaseModel) and kind not in models:
+            models.add(kind)
+            waiting += [field.annotation for field in kind.model_fields.values()] + list(kind.__bases__)
+    return {
+        (f"{model.__module__.removeprefix('snaketune.')}.{model.__name__}", name)
+        for model in models
+        if model.__module__.startswith("snaketune.")
+        for name, value in vars(model).items()
+        if isinstance(value, FunctionType | property | cached_property) and not name.startswith("__")
+    }
 
 
 def test_nothing_that_counts_is_reached_by_what_does_not_alone():
     hidden = {m for s in STAGES for m in reached(s, through_all=True) - reached(s) if counts(m, s)}
-    # By the function that counts the rows of a published table.
-    # What losses need is read by the config, where it counts by its definitions.
+    # By the function that counts the rows of a published table; and by the config, which reads what losses need.
     assert hidden == {"snaketune.tables", "snaketune.engine", "snaketune.engine.preference_settings"}
+
+
+PREFERENCES = {"calibrate", "dpo", "timing", "verification"}
 
 
 @pytest.mark.parametrize(
     ("module", "before", "after", "stale"),
     [
-        ("config.losses", "else {self.loss: 1.0}", "else {self.loss: -1.0}", PREFERENCES),
-        ("config.losses", '"chosen_reward_below", "kl_above"}', '"kl_above"}', PREFERENCES),
+        ("engine.preference_settings", "else {loss: 1.0}", "else {loss: -1.0}", PREFERENCES),
         ("engine.preference_settings", '"kto": Needs(unpaired=True', '"kto": Needs(unpaired=False', PREFERENCES),
-        ("config.held_out", 'return self.keep == "best"', 'return self.keep != "best"', OPTIMIZED),
-        (
-            "config.lora",
-            "is not True and self",
-            "is True and self",
-            LOADING - {*ASKING, "rate", "eval", "generate", "prompts", "sample"},
-        ),
+        ("training.prepared_dpo", '"chosen_reward_below", "kl_above"}', '"kl_above"}', PREFERENCES),
         # What a key means is in the spec: defaults, descriptions, validators, and the names that are refused.
         ("config.losses", "beta: PositiveFloat = 0.1", "beta: PositiveFloat = 0.2", set()),
         ("config.losses", "Alpha of `f_", "The alpha of `f_", set()),
         ("config.losses", "None if alpha == 1", "None if alpha == 2", set()),
-        ("config.losses", "has no effect on {losses}", "does nothing for {losses}", set()),
         ("config.losses", '"dpo": "it is `sigmoid`"', '"dpo": "`sigmoid`"', set()),
         ("training.calibrate", "(rows * ", "(2 * rows * ", {"calibrate"}),
     ],

@@ -52,7 +52,9 @@ def test_build_takes_what_is_declared(stage):
         expected |= {"operation", "tracked"}
     if declared.takes_operation:
         expected.add("operation")
-    assert set(inspect.signature(import_module(declared.module).build).parameters) == expected
+    assert set(inspect.signature(import_module(declared.code).build).parameters) == expected
+    # So that it counts in the code digest, as the package of the declaration does.
+    assert declared.code.split(".")[:2] == declared.module.split(".")[:2]
     assert set(declared.transitive) | declared.digested_by.keys() <= declared.inputs.keys()
 
 

@@ -1,17 +1,38 @@
-"""A stage names the libraries that shape its result with the spec that it has, and no others."""
+"""The libraries whose versions a result records."""
 
 import gc
+import json
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
-from snaketune.config.base_models import Scratch
-from snaketune.config.corpus_sources import CorpusContent
-from snaketune.config.lora import Lora, Quantization
-from snaketune.config.training_runs import Training
-from snaketune.stages.cache.libraries import importing, of_corpus, of_evaluation, of_reference, of_training
-from snaketune.stages.specs import EvalSpec, RefLogpsSpec, SftSpec
+from snaketune.stages.cache.libraries import importing
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.table import STAGES
 
-CORPUS = {"kind": "conversations", "sources": [{"files": ["a.jsonl"]}]}
+from .demo_jobs import build_demo
+
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+# What computes with a model. Results of data don't depend on it.
+COMPUTING = {"torch", "accelerate", "peft", "bitsandbytes", "lm_eval"}
+DATA = {
+    "read",
+    "decide",
+    "filter",
+    "corpus",
+    "tokenizer",
+    "tokenize",
+    "plan",
+    "write",
+    "pack",
+    "prompts",
+    "select",
+    "score",
+}
 
 
 def test_garbage_is_searched_for_again_after_imports_that_fail_too():
@@ -21,44 +42,21 @@ def test_garbage_is_searched_for_again_after_imports_that_fail_too():
     assert gc.isenabled()
 
 
-def test_a_corpus_names_what_it_was_cleaned_with():
-    assert of_corpus(CorpusContent(**CORPUS), {}) == ("pyarrow",)
-    near = CorpusContent(**CORPUS, near_duplicates={"threshold": 0.8}, cleaning={"fix_mojibake": True})
-    assert set(of_corpus(near, {})) == {"pyarrow", "rensa", "ftfy"}
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_names_libraries_of_the_lock_and_of_data_none_that_computes(stage):
+    lock = PROJECT.with_name("requirements.lock").read_text(encoding="utf-8")
+    extras = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["optional-dependencies"].values()
+    known = {line.partition("==")[0] for line in lock.splitlines() if "==" in line}
+    known |= {Requirement(line).name for extra in extras for line in extra}
+    named = STAGES[stage].libraries
+    assert {canonicalize_name(name) for name in named} <= {canonicalize_name(name) for name in known}
+    assert len(set(named)) == len(named)
+    assert not (stage in DATA and COMPUTING & set(named))
 
 
-class Pack:
-    def __init__(self, version: str):
-        self.manifest = {"format_version": version}
-
-
-def test_a_training_names_what_trained_it():
-    shape = Scratch(hidden_size=8, intermediate_size=8, layers=1, heads=1)
-    full = SftSpec(base=shape, training=Training(learning_rate=1.0), lora=None, quantization=None)
-    assert set(of_training(full, {"pack": [Pack("3.0")]})) == {"torch", "transformers", "accelerate"}
-    adapters = full.model_copy(update={"lora": Lora()})
-    assert "peft" in of_training(adapters, {"pack": [Pack("3.0")]})
-    assert {"trl", "datasets"} <= set(of_training(full, {"pack": [Pack("2.0")]}))
-    # Not all that bitsandbytes has are in 8 bits.
-    for optimizer, named in (("paged_adamw_32bit", True), ("lion_8bit", True), ("adafactor", False)):
-        training = full.training.model_copy(update={"optimizer": optimizer})
-        libraries = of_training(full.model_copy(update={"training": training}), {"pack": [Pack("3.0")]})
-        assert ("bitsandbytes" in libraries) == named
-
-
-class Model:
-    def __init__(self, **manifest: str):
-        self.manifest = manifest
-
-
-def test_results_with_adapters_add_peft_to_the_libraries():
-    reference = RefLogpsSpec(precision="auto", frozen_weights=True, quantization=None, trust_remote_code=False)
-    in_4_bits = reference.model_copy(update={"quantization": Quantization()})
-    requested = EvalSpec.model_construct(tasks=None)
-    full = SftSpec(base=None, training=Training(learning_rate=1.0), lora=None, quantization=None)
-    for model, named in ((Model(), set()), (Model(base_dtype="float32"), {"peft"})):
-        inputs = {"model": [model], "pack": [Pack("3.0")]}
-        assert set(of_reference(reference, inputs)) == {"torch", "transformers"} | named
-        assert set(of_reference(in_4_bits, inputs)) == {"torch", "transformers", "bitsandbytes"} | named
-        assert set(of_evaluation(requested, inputs)) == {"torch", "transformers"} | named
-        assert set(of_training(full, inputs)) == {"torch", "transformers", "accelerate"} | named
+def test_a_result_names_what_is_installed_of_its_stages_libraries(tmp_path):
+    """bitsandbytes isn't everywhere."""
+    manifest = build_demo(
+        tmp_path, lambda work: (work.payload / "x").touch() or Outcome(), libraries=("numpy", "no-such")
+    )
+    assert json.loads(manifest.read_text())["versions"] == {"numpy": version("numpy")}

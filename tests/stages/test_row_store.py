@@ -28,6 +28,26 @@ def test_rows_of_all_files_are_found_also_after_they_were_merged(tmp_path):
     assert RowStore(tmp_path, {"weights": "b"}).find(ROWS) == {}
 
 
+def test_what_is_missing_is_computed_once_and_kept_also_after_an_error(tmp_path, capsys):
+    digests, asked = list(ROWS)[:4], []
+
+    def compute(missing: list[bytes], most: int = 9):
+        for digest in missing[:most]:
+            asked.append(digest)
+            yield {digest: [digest.hex(), 0.1]}
+        if most < len(missing):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        RowStore(tmp_path, {}).completed(digests, lambda missing: compute(missing, 3), "scores")
+    assert len(list(tmp_path.rglob("*.arrow"))) == 1
+    found, missing = RowStore(tmp_path, {}).completed(digests * 2, compute, "scores")
+    assert found == {digest: [digest.hex(), 0.1] for digest in digests} and missing == digests[3:] and asked == digests
+    assert "3 of 4 scores are cached" in capsys.readouterr().out
+    # Without missing rows, nothing is prepared to compute them.
+    assert RowStore(tmp_path, {}).completed(digests, lambda missing: 1 / 0, "scores") == (found, [])
+
+
 def test_a_row_that_begins_like_a_kept_one_is_another(tmp_path):
     store, (one, value) = RowStore(tmp_path, {}), next(iter(ROWS.items()))
     store.add({one: value})

@@ -17,7 +17,6 @@ def fresh(tmp_path, monkeypatch):
     def begin():
         syntax._cache.cache_clear()
         syntax.syntax_of.cache_clear()
-        syntax.definitions_of.cache_clear()
 
     begin()
     yield begin
@@ -30,13 +29,10 @@ SOURCE = b'"""Doc."""\nfrom snaketune.packing import plan  # why\nx = 1\n'
 def test_the_cache_returns_what_parsing_does(fresh, monkeypatch):
     result = syntax.syntax_of(SOURCE)
     assert result[1] == (("snaketune.packing", "plan", "plan"),)
-    defined = syntax.definitions_of(SOURCE)
-    assert defined[0].keys() == {"x"}
     syntax._write_cache()
     fresh()
     monkeypatch.setattr(ast, "parse", None)
     assert syntax.syntax_of(SOURCE) == result
-    assert syntax.definitions_of(SOURCE) == defined
 
 
 def test_another_source_or_another_parser_is_not_in_the_cache(fresh, monkeypatch):

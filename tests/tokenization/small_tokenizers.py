@@ -14,7 +14,7 @@ from snaketune.stages.specs import TokenizerSpec
 from snaketune.tables import write_table
 from snaketune.tokenization.batched.separable import PATTERNS
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.tokenizer import build
+from snaketune.tokenization.vocabulary import build
 
 TEMPLATES = Path(__file__).parents[2] / "resources" / "chat_templates"
 CHATML, MISTRAL, PHI3 = (TEMPLATES / f"{name}.jinja" for name in ("chatml", "mistral", "phi3"))

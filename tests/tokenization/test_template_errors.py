@@ -13,7 +13,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizeSpec
 from snaketune.tables import read_table, write_table
-from snaketune.tokenization import tokenize
+from snaketune.tokenization import corpus_part
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.token_store import TokenParts
 
@@ -27,7 +27,7 @@ def run(folder, rows, tokenizer, kind="sft", most_refused=None, part=1, parts=1)
     work = WorkFolder(folder)
     work.start()
     spec = TokenizeSpec(kind=kind, train_on="assistant", part=part, parts=parts, most_refused=most_refused)
-    return work, tokenize.build(spec, work, corpus=rows, tokenizer=tokenizer)
+    return work, corpus_part.build(spec, work, corpus=rows, tokenizer=tokenizer)
 
 
 @pytest.fixture
@@ -178,7 +178,9 @@ def test_rows_have_their_variables_and_those_with_unused_ones_are_listed(tmp_pat
         spec = TokenizeSpec(
             kind="sft", train_on="assistant", empty_reasoning=treatment, part=1, parts=1, most_refused=0.5
         )
-        outcome = tokenize.build(spec, work, corpus=artifact(rows.folder), tokenizer=artifact(tmp_path / "tokenizer"))
+        outcome = corpus_part.build(
+            spec, work, corpus=artifact(rows.folder), tokenizer=artifact(tmp_path / "tokenizer")
+        )
         (listed,) = map(json.loads, (work.payload / "quarantine.jsonl").read_text(encoding="utf-8").splitlines())
         assert (listed["row"], listed["reason"]) == (2, "unused_template_variable") and "it uses mood" in listed[
             "detail"

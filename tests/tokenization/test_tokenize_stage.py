@@ -18,7 +18,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizeSpec
 from snaketune.tables import read_table, write_table
-from snaketune.tokenization import corpus_part, tokenize
+from snaketune.tokenization import corpus_part
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encoded_rows import EncodedBatch
 from snaketune.tokenization.token_rows import pair_rows
@@ -67,7 +67,7 @@ def run(folder, corpus: Artifact, tokenizer: Artifact, kind="sft", train_on="ass
     work = WorkFolder(folder)
     work.start()
     spec = TokenizeSpec(kind=kind, train_on=train_on, part=part, parts=parts)
-    outcome = tokenize.build(spec, work, corpus=corpus, tokenizer=tokenizer)
+    outcome = corpus_part.build(spec, work, corpus=corpus, tokenizer=tokenizer)
     return artifact(work.payload), outcome
 
 
@@ -321,7 +321,7 @@ from pathlib import Path
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizeSpec
-from snaketune.tokenization.tokenize import build
+from snaketune.tokenization.corpus_part import build
 def artifact(folder):
     return Artifact(folder / "manifest.json", {{"payload": describe_files(folder), "records": {{}}}}, folder)
 work = WorkFolder(Path({str(tmp_path / "work")!r}))

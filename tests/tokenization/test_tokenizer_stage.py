@@ -32,7 +32,7 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.creation.train import EDGE_CASES, Texts, compare, convert, train
-from snaketune.tokenization.tokenizer import build
+from snaketune.tokenization.vocabulary import build
 
 MODELS = ("bpe", "unigram")
 FILES = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
@@ -91,7 +91,7 @@ from pathlib import Path
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizerSpec
-from snaketune.tokenization.tokenizer import build
+from snaketune.tokenization.vocabulary import build
 rows = Path({str(corpus.folder)!r})
 work = WorkFolder(Path({str(tmp_path / "again")!r}))
 work.start()

@@ -17,13 +17,14 @@ from snaketune.config.lora import Lora, Quantization
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Training
 from snaketune.errors import SnaketuneError
-from snaketune.evaluation import eval as evaluation
+from snaketune.evaluation import model_scores as evaluation
 from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.load_model import load_pretrained
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import DpoSpec, EvalSpec, RefLogpsSpec, SftSpec
 from snaketune.tables import read_table
-from snaketune.training import dpo, ref_logps, sft
+from snaketune.training import dpo, sft
+from snaketune.training.reference import gather as ref_logps
 from snaketune.training.reference.logps_table import FILE
 from tests.models.conftest import tiny_model
 from tests.packing import chain

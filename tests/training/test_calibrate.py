@@ -70,7 +70,7 @@ def spec_of(run: SftSpec | DpoSpec, base, checkpointing="auto", batch_rows: int 
 def calibrated(folder, spec: CalibrateSpec, pack, tokenizer, **operation) -> dict:
     work = WorkFolder(folder)
     work.start()
-    calibrate.build(spec, work, operation=Execution(**operation), pack=pack, tokenizer=tokenizer, base=[])
+    calibration.build(spec, work, operation=Execution(**operation), pack=pack, tokenizer=tokenizer, base=[])
     return json.loads((work.payload / CURVE).read_text())
 
 
@@ -263,7 +263,7 @@ def test_a_relaunched_calibration_continues_after_the_trial_that_ended_the_last_
 
     def launched(job, work):
         try:
-            return calibrate.build(spec, work, operation=job.operation, pack=rows, tokenizer=tokenizer, base=[])
+            return calibration.build(spec, work, operation=job.operation, pack=rows, tokenizer=tokenizer, base=[])
         except Killed:
             record_killed(work.state, "oom_kill rose")
             raise SnaketuneError("killed by signal 9") from None

@@ -20,7 +20,8 @@ from snaketune.models.adapter_stack import ADAPTER
 from snaketune.models.load_model import load_pretrained
 from snaketune.stages.specs import DpoSpec, RefLogpsSpec
 from snaketune.tables import read_table
-from snaketune.training import dpo, ref_logps
+from snaketune.training import dpo
+from snaketune.training.reference import gather as ref_logps
 from snaketune.training.reference.logps_table import FILE
 from tests.models.conftest import tiny_model
 from tests.training.executed import executed

@@ -14,8 +14,8 @@ from snaketune.engine.model import logprobs
 from snaketune.engine.model.selftest import self_test
 from snaketune.engine.packing.units import UnitRows, find_units
 from snaketune.packing.reader import open_rows
-from snaketune.training import ref_logps
 from snaketune.training.reference import compute
+from snaketune.training.reference import gather as ref_logps
 from snaketune.training.reference.logps_table import FILE
 from snaketune.training.reference.pair_logps import PairLogps
 from tests.models.conftest import CPU

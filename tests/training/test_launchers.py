@@ -20,15 +20,16 @@ from snaketune.config.lora import Lora, Quantization
 from snaketune.config.operation import Execution, Operation
 from snaketune.config.tracking import Tracking
 from snaketune.config.training_runs import Dpo, Learning, Sft, Training
-from snaketune.diagnostics import timing
+from snaketune.diagnostics import timed_training
 from snaketune.engine import trainer as trainer_module
 from snaketune.engine.model.compiling import CompileChoice
 from snaketune.stages.plan.doctor_jobs import timed_spec
 from snaketune.stages.plan.training_jobs import calibrated_spec
 from snaketune.stages.specs import CalibrateSpec, DpoSpec, RefLogpsSpec, SftSpec, TimingSpec, spec_from
 from snaketune.tracking.curves import TrackedRun
-from snaketune.training import calibrate, dpo, ref_logps, sft
-from snaketune.training.autotune import timed_steps
+from snaketune.training import dpo, sft
+from snaketune.training.autotune import calibration, timed_steps
+from snaketune.training.reference import gather as ref_logps
 from tests.models.conftest import tiny_model
 from tests.packing import chain
 from tests.tokenization.small_tokenizers import messages
@@ -169,7 +170,7 @@ class Launchers:
         )
         work, pack = chain.started(folder), self.inputs(run)["pack"]
         built = {"pack": pack, "tokenizer": self.tokenizer, "base": []}
-        calibrate.build(spec, work, operation=self.operation(run), **built)
+        calibration.build(spec, work, operation=self.operation(run), **built)
         (first, *_) = json.loads((work.payload / "curve.json").read_text())["trials"]
         assert first["fits"], first["why"]
         return timed_steps.MIN_STEPS + 1, [0.0]
@@ -179,7 +180,7 @@ class Launchers:
         spec = spec_from(TimingSpec, run.operation, run.training, **timed)
         inputs, work = self.inputs(run), chain.started(folder)
         inputs |= {"tokenizer": self.tokenizer, "model": [self.model] if "model" in inputs else []}
-        timing.build(spec, work, operation=self.operation(run), **inputs)
+        timed_training.build(spec, work, operation=self.operation(run), **inputs)
         measured = json.loads((work.payload / "measured.json").read_text())
         assert measured["fits"], measured["why"]
         return measured["steps"], [window["loss"] for window in measured["windows"]]

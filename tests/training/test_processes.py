@@ -137,7 +137,7 @@ def test_a_job_or_an_artifact_that_was_replaced_since_the_fingerprint_is_refused
         assert base == [tmp_path / "base"]
         raise Reached
 
-    monkeypatch.setattr(import_module(STAGES[stage].module), "build", reached)
+    monkeypatch.setattr(import_module(STAGES[stage].code), "build", reached)
     with pytest.raises(Reached if replaced in (None, "stale") else SystemExit) as caught:
         worker.main(file, work.state)
     if replaced == "job":
@@ -179,7 +179,7 @@ def test_artifacts_reach_the_processes_in_their_order(tmp_path, work, monkeypatc
         assert [artifact.manifest_path.stem for artifact in base_layers] == [*names]
         raise Reached
 
-    monkeypatch.setattr(import_module(STAGES["sft"].module), "build", reached)
+    monkeypatch.setattr(import_module(STAGES["sft"].code), "build", reached)
     with pytest.raises(Reached):
         worker.main(file, work.state)
 
@@ -305,7 +305,7 @@ def test_only_the_main_process_locks_the_folder_and_writes_the_outcome(tmp_path,
         return Outcome(counts={"rows": 1})
 
     spec = RefLogpsSpec(precision="auto", frozen_weights=False, quantization=None, trust_remote_code=False)
-    monkeypatch.setattr("snaketune.training.ref_logps.build", build)
+    monkeypatch.setattr("snaketune.training.reference.gather.build", build)
     job = job_of("ref_logps", tmp_path, spec)
     worker.build_stage(replace(job, stage=replace(job.stage, inputs={})), work)
     assert seen == [rank == "0"]

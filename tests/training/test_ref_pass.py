@@ -16,8 +16,9 @@ from snaketune.errors import SnaketuneError
 from snaketune.packing.reader import open_rows
 from snaketune.stages.specs import RefLogpsSpec, RefPassSpec
 from snaketune.tables import read_table
-from snaketune.training import ref_logps, ref_pass
 from snaketune.training.reference import compute
+from snaketune.training.reference import compute as ref_pass
+from snaketune.training.reference import gather as ref_logps
 from snaketune.training.reference.logps_table import FILE
 from tests.models.conftest import tiny_model
 from tests.packing import chain

@@ -15,7 +15,7 @@ from snaketune.config.evaluations import ExactMatch
 from snaketune.config.generation import Generation
 from snaketune.config.training_runs import Training
 from snaketune.errors import SnaketuneError
-from snaketune.evaluation.eval import build as evaluate
+from snaketune.evaluation.model_scores import build as evaluate
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import EvalSpec, RewardSpec
 from snaketune.tables import read_table

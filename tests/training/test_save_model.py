@@ -24,7 +24,8 @@ from snaketune.models.load_model import grow_vocabulary, load_pretrained
 from snaketune.models.lora import add_lora
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import DpoSpec, RefLogpsSpec, SftSpec
-from snaketune.training import dpo, pipeline, ref_logps, save_model, sft
+from snaketune.training import dpo, pipeline, save_model, sft
+from snaketune.training.reference import gather as ref_logps
 from tests.models.conftest import CPU, tiny_model
 from tests.packing import chain
 from tests.tokenization.small_tokenizers import messages

@@ -25,10 +25,9 @@ from snaketune.packing.reader import open_rows
 from snaketune.stages.specs import TeacherPassSpec, TeacherSpec
 from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.training import teacher, teacher_pass
 from snaketune.training.pipeline import make_trainer
 from snaketune.training.prepared import PreparedTraining, TrainingRun
-from snaketune.training.reference import frozen_model
+from snaketune.training.reference import frozen_model, teacher_rows
 from snaketune.training.reference.teacher_file import open_teacher
 from tests.models.conftest import CPU, tiny_model
 from tests.packing import chain, test_turn_trees
@@ -62,7 +61,7 @@ def taught(folder: Path, pack: Artifact, model: Artifact, tokenizer: Artifact, s
     """The files of the teacher's result, and its outcome. Args: folder: what `results/.work` is to a run."""
     work = started(folder / "teacher/one")
     execution = Execution(**operation) if operation else None
-    outcome = teacher.build(spec, work, pack=pack, tokenizer=tokenizer, model=[model], operation=execution)
+    outcome = teacher_rows.build(spec, work, pack=pack, tokenizer=tokenizer, model=[model], operation=execution)
     return {path.name: path.read_bytes() for path in work.payload.iterdir()}, outcome
 
 
@@ -185,7 +184,7 @@ def test_killed_passes_parts_and_edited_rows_give_the_bytes_of_one_pass(tmp_path
     for part in (1, 2, 3):
         work = started(tmp_path / f"parts/teacher_pass/one/{part}-of-3")
         part_spec = TeacherPassSpec(**dict(SPEC), part=part, parts=3)
-        result = teacher_pass.build(part_spec, work, pack=pack, tokenizer=tokenizer, model=[model])
+        result = teacher_rows.build(part_spec, work, pack=pack, tokenizer=tokenizer, model=[model])
         inputs = {"pack": [pack.content], "model": [model.content], "base_layers": []}
         manifest = {
             "stage": "teacher_pass",

@@ -210,7 +210,8 @@ def fresh(tmp_path) -> Project:
 def slurm(tmp_path, monkeypatch):
     """SLURM's commands, which accept every job."""
     slurm = SlurmCommands(tmp_path, monkeypatch)
-    for program in ("sbatch", "scontrol", "sinfo"):
+    # The executor refuses to be imported where there is sinfo without squeue.
+    for program in ("sbatch", "scontrol", "sinfo", "squeue"):
         slurm.say(program, "")
     slurm.answer("sacctmgr", 'case "$*" in *account%256*) echo me;; *) echo "me|fast";; esac')
     return slurm

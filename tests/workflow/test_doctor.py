@@ -8,7 +8,7 @@ import pytest
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.load import load
-from snaketune.diagnostics import bottleneck, timing
+from snaketune.diagnostics import bottleneck, timed_training, timing
 from snaketune.files import write_json
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.graph import JobGraph
@@ -57,7 +57,7 @@ def test_timings_are_planned_and_a_table_shows_their_results(examined, tmp_path,
     assert examined.stale("doctor") == {"calibrate", "timing", "bottleneck", "doctor"}
     monkeypatch.chdir(examined.folder)
     # In this process, not in one that it starts.
-    monkeypatch.setattr(processes, "launch", lambda job, work: timing.build(
+    monkeypatch.setattr(processes, "launch", lambda job, work: timed_training.build(
         job.spec, work, operation=job.operation, **job.arguments))  # fmt: skip
     works = {name: WorkFolder(tmp_path / name) for name in ("baseline", "one-row", "table")}
 

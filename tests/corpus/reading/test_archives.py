@@ -6,6 +6,7 @@ import json
 import lzma
 import tarfile
 import zipfile
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -106,8 +107,7 @@ def test_members_are_files_of_the_source_in_order_of_name(tmp_path, capsys, arch
 
 
 @pytest.mark.parametrize("archive", ARCHIVES)
-def test_the_order_and_size_of_members_do_not_matter(tmp_path, monkeypatch, archive):
-    monkeypatch.setattr(archives, "BUFFER_BYTES", 1000)
+def test_the_order_and_size_of_members_do_not_matter(tmp_path, archive):
     names = [f"{i * 7 % 30:02}" for i in range(30)]
     members = {f"{name}.jsonl": lines(*[name] * (60 if int(name) % 5 == 0 else 3)) for name in names}
     rows = prompts(read(tmp_path, ARCHIVES[archive](members)))
@@ -164,6 +164,25 @@ def test_a_damaged_header_in_a_tar_hides_no_member(tmp_path):
     content[content.index(b"b.jsonl")] = ord("x")
     with pytest.raises(SnaketuneError, match=r"data/a\.tar.*damaged.*after a\.jsonl"):
         read(tmp_path, bytes(content), "a.tar")
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_of_members_with_one_name_the_last_is_read(tmp_path, pack):
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as file:
+        for name in ("first", "second"):
+            info = tarfile.TarInfo("a.jsonl")
+            info.size = len(lines(name))
+            file.addfile(info, io.BytesIO(lines(name)))
+    assert prompts(read(tmp_path, pack(made.getvalue()))) == ["second"]
+
+
+def test_a_tar_that_does_not_fit_on_the_disk_for_temporary_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(archives, "TemporaryFile", partial(open, "/dev/full", "wb"))
+    with pytest.raises(
+        SnaketuneError, match=r"data/a\.bin .*doesn't fit uncompressed in /\S+; set TMPDIR to .*unpack it"
+    ):
+        read(tmp_path, gzip.compress(tarred({"a.jsonl": lines("a") * 100_000})))
 
 
 def test_a_damaged_directory_of_a_zip_hides_no_member(tmp_path):

@@ -140,7 +140,7 @@ def test_a_wrong_encoding_is_named(make):
 def test_text_in_latin_1_names_the_key(make, content):
     built = make(content, b'{"prompt": "a", "response": "b"}\n', suffix=".csv", max_quarantined_fraction=1.0)
     assert "`encoding: cp1252`" in built.quarantine[0]["detail"]
-    with pytest.raises(SnaketuneError, match=r"row 1: byte 15 isn't UTF-8.*`encoding: cp1252`") as error:
+    with pytest.raises(SnaketuneError, match=r"valid JSON: byte 16 isn't UTF-8.*`encoding: cp1252`") as error:
         make(b'[{"prompt": "gr\xfc\xdfe", "response": "b"}]')
     assert "cut off" not in str(error.value)
     texts = make("Käse\n".encode("latin-1"), b"a", kind="text", suffix=".txt", max_quarantined_fraction=1.0)

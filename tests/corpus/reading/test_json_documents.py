@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from snaketune.corpus.reading.json_arrays import BLOCK
+from snaketune.corpus.reading.json_text import BLOCK
 from snaketune.corpus.reading.sources import read_file
 from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
@@ -187,17 +187,11 @@ def test_a_column_of_the_rows_and_around_them(tmp_path, make, count):
     assert make(named, suffix=".json", source={"ignore": ["remark"]}).train
 
 
-@pytest.mark.parametrize("late", ["Be kind to all.", {"system": "Brief!"}])
-def test_a_text_after_many_rows_is_refused(tmp_path, capsys, late):
-    rows = [ROW | {"n": i, "text": "x" * 1000} for i in range(2000)]
-    content = json.dumps({"data": rows, "version": "1.0", "system": late}).encode()
-    with pytest.raises(
-        SnaketuneError, match=r"data/a\.json is an object around rows, with system after the rows; move"
-    ):
-        read(tmp_path, "a.json", content)
-    # What is no text is named.
-    assert read_rows(tmp_path, "a.json", json.dumps({"data": rows, "version": "1.0", "n": 3}).encode()) == rows
-    assert "data/a.json: not read: version, n, after the rows" in capsys.readouterr().out
+@pytest.mark.parametrize("count", [2, 2000])
+def test_what_follows_the_rows_belongs_to_each(tmp_path, count):
+    rows = [ROW | {"n": i, "text": "x" * 1000} for i in range(count)]
+    content = json.dumps({"data": rows, "version": "1.0", "system": "Be brief."}).encode()
+    assert read_rows(tmp_path, "a.json", content) == [{"version": "1.0", "system": "Be brief."} | row for row in rows]
 
 
 REPR = b"{'prompt': 'a', 'response': 'b'}\n"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snaketune.corpus.reading.json_values import first_malformed, parse, parse_document
+from snaketune.corpus.reading.json_values import parse
 from snaketune.corpus.rows import Malformed
 
 KEYS = st.sampled_from(["a", "b", 'a"', "a\\\\", '\\\\"', ":", '":', " :", "\\", "", "ä"])
@@ -64,12 +64,6 @@ def test_every_duplicate_key_is_detected(pairs, spaces, depth):
 def test_a_key_twice(data):
     with pytest.raises(Malformed, match=r"duplicate_key: the key .* is twice in one object"):
         parse(data)
-
-
-def test_the_object_with_the_key_twice_is_marked_in_a_document():
-    document, twice = parse_document(b'[{"a": 1}, {"b": {"c": 1, "c": 2}}]')
-    assert twice and document[0] == {"a": 1}
-    assert first_malformed(document[0]) is None and first_malformed(document[1]).reason == "duplicate_key"
 
 
 @pytest.mark.parametrize("number", [2**63, -(2**63), 2**64, 10**30, -(10**40), 2**63 - 1, 2**53 + 1])

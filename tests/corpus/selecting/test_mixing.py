@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from snaketune.corpus.corpus import build
+from snaketune.corpus.assembly import build
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import CorpusSpec
 from snaketune.tables import read_table

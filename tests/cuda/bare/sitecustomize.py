@@ -4,7 +4,7 @@ import importlib.metadata
 from importlib.machinery import PathFinder
 
 MISSING = {
-    "bitsandbytes", "datafog", "datasets", "flash_attn", "ftfy", "lm_eval", "orjson", "py3langid", "pydantic", "pydantic_core",
+    "bitsandbytes", "datafog", "datasets", "flash_attn", "ftfy", "lm_eval", "py3langid", "pydantic", "pydantic_core",
     "rensa", "snakemake", "tenacity", "tensorboard", "trl", "wandb",
 }  # fmt: skip
 

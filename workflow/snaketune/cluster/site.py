@@ -17,8 +17,8 @@ import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from snaketune.config.base import Model, PositiveInt
+from snaketune.config.invalid_values import lines_of
 from snaketune.errors import SnaketuneError
-from snaketune.suggestions import unknown
 
 VARIABLE = "SNAKEMAKE_SLURM_PARTITIONS"
 CLOCK = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
@@ -83,19 +83,10 @@ def read_site(path: Path) -> Site:
             f"{path} ({VARIABLE}) doesn't exist; on the cluster, make slurm-profile writes profiles/slurm/cluster.yaml"
         ) from None
     except ValidationError as error:
-        lines = "\n".join(f"  {_line(issue)}" for issue in error.errors())
+        lines = "\n".join(f"  {line}" for line in lines_of(error, Site))
         raise SnaketuneError(f"{path} is invalid:\n{lines}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise SnaketuneError(f"{path} can't be read as YAML: {error}") from None
-
-
-def _line(issue: Any) -> str:
-    key = ".".join(map(str, issue["loc"])) or "(top level)"
-    if issue["type"] == "extra_forbidden":
-        return f"{key}: unknown key{unknown(str(issue['loc'][-1]), Site.model_fields)}"
-    if issue["type"] == "missing":
-        return f"{key}: missing; name at least one partition"
-    return f"{key}: found {issue['input']!r}; {issue['msg']}"
 
 
 @dataclass(frozen=True, kw_only=True)

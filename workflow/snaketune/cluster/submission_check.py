@@ -1,11 +1,10 @@
-"""The check of requests before jobs are submitted, by `sbatch --test-only`; and the wait for a controller that doesn't answer.
+"""The check of requests before jobs are submitted, by `sbatch --test-only`.
 
 The executor can't report why a group was refused: SLURM's message is lost, and a wrong account makes it wait forever.
 """
 
 import logging
 import subprocess
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +15,6 @@ from snaketune.cluster.slurm import run_slurm, valid_names
 from snaketune.errors import SnaketuneError
 from snaketune.stages.job import Job
 
-SECONDS_BETWEEN_PINGS = 5
 WAITS = f"a run waits, and tries again every {SECONDS_BETWEEN_TRIES} s"
 AWAY = "Unable to contact slurm controller"
 # Also said while nodes are down, and then the job would only have to wait for them.
@@ -26,7 +24,6 @@ NODES = (
     "Required node not available",
 )
 UP = {"idle", "mixed", "allocated", "completing", "planned", "reserved"}
-_answered_at = float("-inf")
 
 
 def check(
@@ -34,23 +31,19 @@ def check(
     sent: Mapping[str, Job],
     partition_of: Callable[[str, int, Mapping[str, Any]], str | None],
     log: logging.Logger,
-    *,
-    waits: bool,
 ) -> None:
-    """Raise SnaketuneError if SLURM would refuse a job, or a group.
+    """Raise SnaketuneError if SLURM would refuse a job, or a group. If its controller is away, a warning says that nothing was
+    checked.
 
     Args:
         sent: one job of each that is sent, by name (`ResourceRequests.submissions`).
         partition_of: the partition that the executor chooses, by name, CPUs and resources of what is sent.
-        waits: whether to wait for a controller that is away; otherwise nothing is checked then, and that is logged.
     """
     checked: dict[tuple[str, ...], str] = {}
     for name, job in sent.items():
         threads, resources = requests.submitted(job)
         checked.setdefault(sbatch_options(threads, resources, partition_of(name, threads, resources)), name)
-    if waits:
-        wait_for_controller(log.warning)
-    elif checked and not pings():
+    if checked and run_slurm("scontrol", "ping") is None:
         log.warning("SLURM's controller doesn't answer (scontrol ping), so what jobs request wasn't checked")
         return
     logged = set()
@@ -65,26 +58,6 @@ def check(
             raise SnaketuneError(
                 f"SLURM would refuse {sent_as}: {words}; correct {site_file()}: this user has {valid_names()}"
             )
-
-
-def wait_for_controller(log: Callable[[str], None]) -> None:
-    """Wait until slurmctld answers, and log that; it is queried at most every few seconds."""
-    global _answered_at
-    away_since = None
-    while time.monotonic() - _answered_at > SECONDS_BETWEEN_PINGS:
-        if pings():
-            _answered_at = time.monotonic()
-            if away_since is not None:
-                log(f"SLURM's controller answers again, after {_answered_at - away_since:.0f} s")
-            return
-        if away_since is None:
-            away_since = time.monotonic()
-            log("SLURM's controller doesn't answer (scontrol ping); nothing is submitted until it does")
-        time.sleep(SECONDS_BETWEEN_PINGS)
-
-
-def pings() -> bool:
-    return run_slurm("scontrol", "ping") is not None
 
 
 def sbatch_options(threads: int, resources: Mapping[str, Any], partition: str | None) -> tuple[str, ...]:

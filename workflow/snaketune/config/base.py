@@ -22,10 +22,7 @@ NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]*(?:@0\.[0-9]+)?"
 # Of jobs: the name of a reference pass begins with that of its model, which may be a snapshot.
 JOB_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.@-]*"
 Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$", max_length=80)]
-# A model of the config: `base:NAME` stands for the initial weights of an SFT run.
-ModelReference = Annotated[str, Field(pattern=f"^(base|sft|dpo|merge):{NAME_PATTERN}$")]
-RewardReference = Annotated[str, Field(pattern=f"^reward:{NAME_PATTERN}$")]
-# What can be evaluated.
+# What can be evaluated; the name of a grid stands for all its runs.
 EvaluatedModel = Annotated[str, Field(pattern=f"^(base|sft|dpo|merge|reward):{NAME_PATTERN}$")]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 # A commit, tag or branch on the Hub, by git's rules for names. It becomes part of paths in the Hub's cache.
@@ -34,6 +31,42 @@ Revision = Annotated[str, Field(pattern=r"^\w[\w.+@-]*(/\w[\w.+@-]*)*$", max_len
 ShortText = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+
+
+class Reference(str):
+    """The name of another entry of the config, or a model as `KIND:NAME`, where `base` stands for the initial weights of an SFT
+    run.
+
+    Attributes:
+        section, name: of the entry; of a model, its kind and the name.
+    """
+
+    section: str
+    name: str
+
+    @classmethod
+    def to(cls, section: str, value: str) -> "Reference":
+        """Args: section: of a name without a kind."""
+        reference = cls(value)
+        kind, _, reference.name = value.rpartition(":")
+        reference.section = kind or section
+        return reference
+
+
+def names(section: str) -> AfterValidator:
+    """Mark a value as the name of an entry of a section, or as a model."""
+    return AfterValidator(lambda value: Reference.to(section, value))
+
+
+CorpusName = Annotated[Name, names("corpora")]
+TokenizerName = Annotated[Name, names("tokenizers")]
+SftName = Annotated[Name, names("sft")]
+TeacherName = Annotated[Name, names("teacher")]
+SampleName = Annotated[Name, names("sample")]
+ScoreName = Annotated[Name, names("score")]
+ModelReference = Annotated[str, Field(pattern=f"^(base|sft|dpo|merge):{NAME_PATTERN}$"), names("")]
+TrainedModel = Annotated[str, Field(pattern=f"^(sft|dpo):{NAME_PATTERN}$"), names("")]
+RewardReference = Annotated[str, Field(pattern=f"^reward:{NAME_PATTERN}$"), names("")]
 
 
 class Model(BaseModel):

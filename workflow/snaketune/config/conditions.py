@@ -18,8 +18,8 @@ TEXT = {"type": "string"}
 class Condition(Model):
     """A column, a comparison operator, and the value to compare with; written as one text in a config.
 
-    >>> str(Condition.model_validate("helpfulness>=3")), Condition.model_validate("source != web crawl").value
-    ('helpfulness >= 3', 'web crawl')
+    >>> Condition.model_validate("helpfulness>=3"), Condition.model_validate("source != web crawl").value
+    (Condition(column='helpfulness', operator='>=', value=3), 'web crawl')
     """
 
     column: str
@@ -56,9 +56,6 @@ class Condition(Model):
         if (value is None or isinstance(value, bool)) and match["operator"] not in ("==", "!="):
             raise ValueError(f"{text!r}: {spelled} has no order; compare with == or !=")
         return match.groupdict() | {"value": value}
-
-    def __str__(self) -> str:
-        return f"{self.column} {self.operator} {json.dumps(self.value, ensure_ascii=False)}"
 
 
 Conditions = Annotated[tuple[Condition, ...], WithJsonSchema({"anyOf": [TEXT, {"type": "array", "items": TEXT}]})]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, field_validator, model_validator
 
-from snaketune.config.base import DataPath, Fraction, Model, Name, PositiveInt, Revision, ShortText, files_at
+from snaketune.config.base import DataPath, Fraction, Model, PositiveInt, Revision, ScoreName, ShortText, files_at
 from snaketune.config.conditions import Conditions
 from snaketune.config.row_fields import Fields
 from snaketune.config.source_lists import listed_sources
@@ -97,7 +97,7 @@ class Source(Model):
     header: tuple[ShortText, ...] = ()
     """Column names of CSV files that have no header line."""
     hub: HubDataset | None = None
-    scores: Name | None = None
+    scores: ScoreName | None = None
     """Entry of `score:`, whose responses become rows: pairs of a corpus of preferences, conversations, or labelled
     completions."""
     pairs: Literal["best-worst"] | None = None
@@ -348,7 +348,7 @@ class CorpusContent(Model):
             if kind != "preferences" and (source.margin or source.pairing != "each"):
                 key = "margin" if source.margin else "pairing"
                 raise ValueError(f"{key} applies to rated preferences; this corpus is of kind {kind}; remove it")
-            unlabelled = fields.maps_rows and not fields.label
+            unlabelled = (fields.prompt or fields.conversation) and not fields.label
             if kind == "unpaired" and (layout not in ("auto", "unpaired") or unlabelled):
                 other = "fields without label" if unlabelled else f"layout {layout}"
                 raise ValueError(f"a corpus of kind unpaired is read from completions with a label; found {other}")

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from snaketune.config.base import Model, Name, PositiveFloat
+from snaketune.config.base import Model, PositiveFloat, TeacherName
 
 
 class DistillLoss(Model):
@@ -25,5 +25,5 @@ class Distill(DistillLoss):
     """Distillation (Hinton et al., 2015): the student also learns a teacher's probabilities for each supervised token, which
     are computed once, as an artifact."""
 
-    teacher: Name
+    teacher: TeacherName
     """Entry of `teacher:`."""

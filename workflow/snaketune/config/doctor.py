@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from snaketune.config.base import NAME_PATTERN, Model, Name, PositiveInt
+from snaketune.config.base import Model, Name, PositiveInt, TrainedModel
+from snaketune.config.nested import changed
 from snaketune.config.training_runs import Dpo, Sft
 from snaketune.errors import SnaketuneError
 
@@ -18,7 +19,7 @@ class Doctor(Model):
     """Runs that `snakemake doctor` times in short trainings, and changes of them. Variants run in turn, in several rounds, so
     that a machine that heats up doesn't favour one of them."""
 
-    runs: tuple[Annotated[str, Field(pattern=f"^(sft|dpo):{NAME_PATTERN}$")], ...] | None = None
+    runs: tuple[TrainedModel, ...] | None = None
     """Runs to examine: `sft:NAME` or `dpo:NAME`. By default all, of those that take the same time and memory the first one."""
     changes: dict[Name, Change] = {}
     """Changes to try on each of these runs, besides settings that are slow on most machines. By a name of your choice: dotted
@@ -49,29 +50,15 @@ class Doctor(Model):
 
     def variants(self, run: Sft | Dpo) -> dict[str, Sft | Dpo]:
         """The baseline and its variants by name; SnaketuneError if a change doesn't result in a valid run."""
-        changed = {name: _changed(run, name, change) for name, change in self.tried_on(run).items()}
-        return {BASELINE: run} | changed
+        return {BASELINE: run} | {name: _varied(run, name, change) for name, change in self.tried_on(run).items()}
 
 
-def _changed(run: Sft | Dpo, name: str, change: Change) -> Sft | Dpo:
+def _varied(run: Sft | Dpo, name: str, change: Change) -> Sft | Dpo:
     # Other losses of DPO runs may need other log-probabilities of the reference.
     changeable = (*CHANGEABLE, "loss") if isinstance(run, Sft) else CHANGEABLE
-    values = run.model_dump(by_alias=True, exclude_unset=True)
-    for dotted, value in change.items():
-        *sections, leaf = dotted.split(".")
+    for dotted in change:
         if dotted.partition(".")[0] not in changeable:
             raise SnaketuneError(
                 f"doctor.changes.{name}.{dotted}: can't be changed here; expected a key below {', '.join(changeable)}"
             )
-        section = values
-        for key in sections:
-            if not isinstance(section.get(key), dict):
-                section[key] = {}
-            section = section[key]
-        section[leaf] = value
-    try:
-        return type(run).model_validate(values)
-    except ValidationError as error:
-        issue = error.errors()[0]
-        at = f"{'.'.join(map(str, issue['loc']))}: " if issue["loc"] else ""
-        raise SnaketuneError(f"doctor.changes.{name}: {at}{issue['msg']}, found {issue['input']!r}") from None
+    return changed(f"doctor.changes.{name}", run, change)

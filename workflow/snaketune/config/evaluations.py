@@ -5,7 +5,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from snaketune.config.base import EvaluatedModel, LocalPath, Model, ModelReference, Name, PositiveInt
+from snaketune.config.base import (
+    CorpusName,
+    EvaluatedModel,
+    LocalPath,
+    Model,
+    ModelReference,
+    PositiveInt,
+    SftName,
+)
 from snaketune.config.corpus_sources import RegexWithOneGroup
 from snaketune.config.generation import Engine, EngineChoice, Generation
 from snaketune.config.judging import PairJudge
@@ -80,9 +88,9 @@ class Evaluation(Model):
     models: Annotated[tuple[EvaluatedModel, ...], Field(min_length=1), ListedOnce]
     """Models: `base:NAME` (the initial weights of the SFT run NAME), `sft:NAME`, `dpo:NAME`, `merge:NAME`; or `reward:NAME`, of
     which `preferences` alone are evaluated. The name of a grid stands for all its runs."""
-    conversations: Annotated[tuple[Name, ...], ListedOnce] = ()
+    conversations: Annotated[tuple[CorpusName, ...], ListedOnce] = ()
     """Corpora for held-out loss, exact match and samples."""
-    preferences: Annotated[tuple[Name, ...], ListedOnce] = ()
+    preferences: Annotated[tuple[CorpusName, ...], ListedOnce] = ()
     """Corpora for preference accuracy and margins."""
     packing: Packing = Packing()
     """Packing of the held-out rows, with the keys of a run's `packing`."""
@@ -94,7 +102,7 @@ class Evaluation(Model):
     kl_from: ModelReference | None = None
     """A model, such as the one before a training: how far responses to held-out prompts are from it is measured as the KL
     divergence of each token's distribution. Both models are loaded."""
-    teacher_of: Name | None = None
+    teacher_of: SftName | None = None
     """An SFT run with `distill`: how often each model expects the same token as that run's teacher, and how far their
     probabilities are apart, is measured on the held-out rows of the run, at its temperature."""
     samples: PositiveInt = 8

@@ -47,22 +47,22 @@ FORMS = (
 SHOWN_CHARACTERS, SHOWN_KEYS = 120, 6
 
 
-def lines_of(error: ValidationError) -> list[str]:
-    """One line per key, sorted."""
+def lines_of(error: ValidationError, root: type[Model] = Workflow) -> list[str]:
+    """One line per key, sorted. Args: root: the model that was validated."""
     issues = defaultdict[str, list[Any]](list)
     for issue in error.errors():
         if not _is_echo(issue):
-            issues[_key(issue["loc"])].append(issue)
+            issues[_key(issue["loc"], root)].append(issue)
     for key in list(issues):
         # Of a section or a word, such as `false`, a section was found: its own errors say what is wrong.
         if isinstance(issues[key][0]["input"], dict) and any(other.startswith(f"{key}.") for other in issues):
             issues[key] = [issue for issue in issues[key] if issue["type"] != "literal_error"]
-    return sorted({line for key, found in issues.items() for line in _lines(key, found)})
+    return sorted({line for key, found in issues.items() for line in _lines(key, found, root)})
 
 
-def _key(location: tuple[Any, ...]) -> str:
+def _key(location: tuple[Any, ...], root: type[Model]) -> str:
     """The key of an error as a user writes it."""
-    models: list[type[Model]] = [Workflow]
+    models = [root]
     names: list[str] = []
     for part in location:
         if named := [model for model in models if model.__name__ == part]:
@@ -73,26 +73,26 @@ def _key(location: tuple[Any, ...]) -> str:
     return ".".join(names) or "(top level)"
 
 
-def _lines(key: str, issues: list[Any]) -> list[str]:
+def _lines(key: str, issues: list[Any], root: type[Model]) -> list[str]:
     lines: list[str] = []
     expected: list[str] = []
     for issue in issues:
         match issue["type"]:
             case "extra_forbidden":
-                lines.append(f"{key}: unknown key{_meant(str(issue['loc'][-1]), issue['loc'])}")
+                lines.append(f"{key}: unknown key{_meant(str(issue['loc'][-1]), issue['loc'], root)}")
             case "missing":
                 lines.append(f"{key}: is missing")
             case "value_error":
                 lines.append(f"{key}: {issue['ctx']['error']}")
             case _:
-                expected.append(_expected(issue))
+                expected.append(_expected(issue, root))
     if expected:
         found = repr(issues[0]["input"])[:SHOWN_CHARACTERS]
         lines.append(f"{key}: found {found}; expected {' or '.join(dict.fromkeys(expected))}")
     return lines
 
 
-def _expected(issue: Mapping[str, Any]) -> str:
+def _expected(issue: Mapping[str, Any], root: type[Model]) -> str:
     kind, context = issue["type"], issue.get("ctx", {})
     if kind in EXPECTED:
         return EXPECTED[kind].format(**context)
@@ -101,7 +101,7 @@ def _expected(issue: Mapping[str, Any]) -> str:
         return f"a list: [{found}]" if isinstance(found, str | int | float) else "a list: each item after a `-`"
     if kind in SECTION_ERRORS:
         # With the keys of all members of a union.
-        models = _models_beside((*_key(issue["loc"]).split("."), ""))
+        models = _models_beside((*_key(issue["loc"], root).split("."), ""), root)
         return f"a section with keys such as {', '.join([str(key) for model in models for key in _keys(model)][:SHOWN_KEYS])}"
     if kind == "string_pattern_mismatch":
         pattern = context["pattern"]
@@ -120,9 +120,9 @@ def _is_echo(issue: Any) -> bool:
     return issue["type"] == "too_short" and len(found) >= issue["ctx"]["min_length"]
 
 
-def _meant(key: str, location: tuple[Any, ...]) -> str:
+def _meant(key: str, location: tuple[Any, ...], root: type[Model]) -> str:
     """A suffix on what an unknown key may stand for: a key of a section beside it, a name in another library, or a typo."""
-    models = _models_beside(location)
+    models = _models_beside(location, root)
     if deeper := [f"{name}.{key}" for name, sections in _sections(models) if key in _keys_of(sections)]:
         return f"; did you mean {' or '.join(map(repr, deeper))}?"
     if key in FOREIGN_NAMES:
@@ -130,9 +130,9 @@ def _meant(key: str, location: tuple[Any, ...]) -> str:
     return unknown(key, _keys_of(models))
 
 
-def _models_beside(location: tuple[Any, ...]) -> list[type[Model]]:
+def _models_beside(location: tuple[Any, ...], root: type[Model]) -> list[type[Model]]:
     """The models that the last part of `location` may be a key of."""
-    models: list[type[Model]] = [Workflow]
+    models = [root]
     for part in location[:-1]:
         models = [model for model in models if model.__name__ == part] or _models_under(part, models)
     return models

@@ -4,69 +4,72 @@ wave 0    corpora.chat ── sft.start
 wave 1    sample.tries (of sft.start) ── score.checked ── corpora.own ── dpo.own
 """
 
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+from snaketune.config.base import Model, Reference
 from snaketune.config.workflow import Workflow
+from snaketune.errors import SnaketuneError
+
+# By section of an entry that is made from itself, what to do. Entries of other sections are only by way of these.
+REMEDIES = {
+    "corpora": "train on another corpus, or sample other prompts",
+    "sample": "name scores of earlier samples under `prompts.scored`",
+    "teacher": "name another `model`",
+    "score": "leave it out of a `sum`",
+    "dpo": "start one of them `from` an SFT run",
+    "sft": "set `base` in one of them, in place of `use_base`",
+}
+SECTIONS = (*REMEDIES, "tokenizers", "reward", "merge")
 
 
-def made_from(config: Workflow, node: str) -> list[str]:
-    """The entries that an entry is directly made from, as `section.name`; none for an entry that doesn't exist."""
-    section, _, name = node.partition(".")
-    if name not in getattr(config, section):
-        return []
-    entry = getattr(config, section)[name]
-    match section:
-        case "corpora":
-            return [f"score.{score}" for score in entry.sampled]
-        case "tokenizers":
-            return [f"corpora.{corpus}" for corpus in (entry.train.corpora if entry.train else ())]
-        case "score":
-            judge = (entry.by.judge and entry.by.judge.model) or (entry.by.reward and entry.by.reward.model)
-            above = [f"sample.{entry.samples}", *(f"score.{summand}" for summand in entry.by.sum or ())]
-            return [*above, *(_model(config, judge) if judge else ())]
-        case "sample":
-            prompts = entry.prompts
-            above = [*_model(config, entry.model), *(f"corpora.{corpus}" for corpus in prompts.corpora)]
-            return [*above, *(f"score.{score}" for score in prompts.scored)]
-        case "merge":
-            return [model.replace(":", ".", 1) for model in entry.models]
-        case "sft":
-            return [f"corpora.{entry.corpus}", *_model(config, f"base:{name}")]
-    reference = getattr(entry, "reference", None)
-    models = [entry.start, *([reference] if isinstance(reference, str) else [])]
-    return [f"corpora.{entry.corpus}", *(model.replace(":", ".", 1) for model in models)]
+def references(key: str, value: Any) -> Iterator[tuple[str, Reference]]:
+    """Yield the references in a value of the config, with their keys. Args: key: of the value."""
+    match value:
+        case Reference():
+            yield key, value
+        case Model():
+            for name, field in type(value).model_fields.items():
+                yield from references(f"{key}.{field.alias or name}", getattr(value, name))
+        case dict():
+            for name, entry in value.items():
+                yield from references(key, name)
+                yield from references(f"{key}.{name}", entry)
+        case tuple():
+            for number, entry in enumerate(value):
+                yield from references(f"{key}.{number}" if isinstance(entry, Model) else key, entry)
 
 
-def _model(config: Workflow, model: str) -> list[str]:
-    """What a model is: its run, or for the initial weights of an SFT run, what that starts from, and its tokenizer."""
-    kind, _, name = model.partition(":")
-    if kind != "base":
-        return [f"{kind}.{name}"]
-    if name not in config.sft:
-        return []
-    run = config.sft[name]
-    return [f"tokenizers.{run.tokenizer}", *([f"sft.{run.continues}"] if run.continues else [])]
+def made_from(config: Workflow) -> dict[str, list[str]]:
+    """By entry, as `section.name`, the entries that it is directly made from. `base.name` are the initial weights of an SFT
+    run."""
+    entries = {f"{section}.{name}": entry for section in SECTIONS for name, entry in getattr(config, section).items()}
+    entries |= {f"base.{name}": (run.tokenizer, run.use_base) for name, run in config.sft.items()}
+    return {
+        name: [f"{named.section}.{named.name}" for _, named in references(name, entry)]
+        for name, entry in entries.items()
+    }
 
 
-def cycle_of(config: Workflow, node: str) -> list[str]:
-    """The entries of a circle that begins and ends with this one; empty if it isn't made from itself."""
-    known: set[str] = set()
-
-    def find(path: list[str]) -> list[str]:
-        for above in made_from(config, path[-1]):
-            if above == node:
-                return [*path, above]
-            if above not in known:
-                known.add(above)
-                if found := find([*path, above]):
-                    return found
-        return []
-
-    return find([node])
+def check_cycles(config: Workflow) -> None:
+    """Raise SnaketuneError if an entry is made from itself."""
+    try:
+        TopologicalSorter(made_from(config)).prepare()
+    except CycleError as error:
+        _, *cycle = reversed(error.args[1])
+        entries = {section: [entry for entry in cycle if entry.startswith(f"{section}.")] for section in REMEDIES}
+        section = next(section for section, found in entries.items() if found)
+        start = cycle.index(min(entries[section]))
+        path = " → ".join([*cycle[start:], *cycle[: start + 1]])
+        raise SnaketuneError(f"{cycle[start]}: is made from itself: {path}; {REMEDIES[section]}") from None
 
 
-def wave_of(config: Workflow, node: str, known: dict[str, int] | None = None) -> int:
-    """How often models are sampled, one after the other, before an entry is made. Args: known: waves of other entries."""
-    known = {} if known is None else known
-    if node not in known:
-        above = [wave_of(config, entry, known) for entry in made_from(config, node)]
-        known[node] = max(above, default=0) + node.startswith("sample.")
-    return known[node]
+def waves(config: Workflow) -> dict[str, int]:
+    """By entry, how often models are sampled, one after the other, before it is made; teachers don't count."""
+    graph = made_from(config)
+    known: dict[str, int] = {}
+    for entry in TopologicalSorter(graph).static_order():
+        above = (known[before] for before in graph[entry] if not before.startswith("teacher."))
+        known[entry] = max(above, default=0) + entry.startswith("sample.")
+    return known

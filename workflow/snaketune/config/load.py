@@ -19,7 +19,6 @@ from snaketune.config.nested import merge_keys, put_key
 from snaketune.config.overrides import apply_overrides
 from snaketune.config.references import check_publish_targets, check_references
 from snaketune.config.rounds import expand_rounds
-from snaketune.config.score_names import check_sort_by
 from snaketune.config.secrets import find_secret
 from snaketune.config.training_runs import snapshots_of
 from snaketune.config.workflow import Variants, Workflow
@@ -48,8 +47,7 @@ def load(raw: dict[str, Any]) -> tuple[Workflow, Variants]:
     config = config.model_copy(update=expanded)
     _check_files(config)
     check_references(config, variants)
-    check_sort_by(config, variants)
-    check_publish_targets(config, variants)
+    check_publish_targets(config)
     return config, variants
 
 

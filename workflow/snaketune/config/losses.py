@@ -1,14 +1,12 @@
 """The losses of `dpo:` and their keys. A key that none of the configured losses uses is refused."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from snaketune.config.base import Fraction, Model, PositiveFloat, PositiveInt
-from snaketune.engine import preference_settings
-from snaketune.engine.preference_settings import NEEDS, WEIGHTED, WINDOW, PreferenceSettings
+from snaketune.engine.preference_settings import NEEDS, WEIGHTED, WINDOW, weights_by_loss
 from snaketune.suggestions import unknown
 
 LossName = Literal[tuple(NEEDS)]  # pyrefly: ignore[invalid-literal]
@@ -54,14 +52,9 @@ class StopIf(Model):
     window: PositiveInt = WINDOW
     """Number of latest steps over which means are taken. The training doesn't stop before that many steps."""
 
-    @property
-    def thresholds(self) -> dict[str, float]:
-        """The thresholds that are set, by key."""
-        return self.model_dump(include={"margin_below", "chosen_reward_below", "kl_above"}, exclude_none=True)
-
     @model_validator(mode="after")
     def _has_threshold(self) -> Self:
-        if not self.thresholds:
+        if (self.margin_below, self.chosen_reward_below, self.kl_above) == (None, None, None):
             raise ValueError("expected margin_below, chosen_reward_below or kl_above; found none of them")
         return self
 
@@ -107,22 +100,7 @@ class PreferenceLoss(Model):
 
     @property
     def weights(self) -> dict[str, float]:
-        """Every loss with its weight, in the order of `NEEDS`, so that the order in the config has no effect."""
-        loss_weights = self.loss if isinstance(self.loss, Mapping) else {self.loss: 1.0}
-        return {name: loss_weights[name] for name in NEEDS if name in loss_weights}
-
-    @property
-    def settings(self) -> PreferenceSettings:
-        """The same for the engine."""
-        names = {field.name for field in fields(PreferenceSettings)} & type(self).model_fields.keys() - {"stop_if"}
-        stop_if = None
-        if limits := self.stop_if:
-            stop_if = preference_settings.StopIf(
-                thresholds=limits.thresholds, from_step=limits.from_step, window=limits.window
-            )
-        external = getattr(self, "reference", None) is not None
-        values = {name: getattr(self, name) for name in names}
-        return PreferenceSettings(weights=self.weights, stop_if=stop_if, external_reference=external, **values)
+        return weights_by_loss(self.loss)
 
     @property
     def needs_reference(self) -> bool:

@@ -1,6 +1,8 @@
-"""Sections in sections: merge two of them, and set a key by its dotted name."""
+"""Sections in sections: merge two of them, set a key by its dotted name, and change keys of a run."""
 
 from typing import Any
+
+from pydantic import ValidationError
 
 from snaketune.errors import SnaketuneError
 
@@ -29,3 +31,19 @@ def put_key(key: str, section: dict[str, Any], dotted: str, value: Any) -> None:
         if not isinstance(section, dict):
             raise SnaketuneError(f"{key}.{dotted}: {name!r} is {section!r}, which has no keys; expected a section")
     section[leaf] = value
+
+
+def changed(key: str, run: Any, changes: dict[str, Any]) -> Any:
+    """A run with other values of some keys; SnaketuneError if it isn't valid then. Args: key: of the changes; changes: by
+    dotted key."""
+    # It knows the whole config, whose models import this module.
+    from snaketune.config.invalid_values import lines_of
+
+    nested: dict[str, Any] = {}
+    for dotted, value in changes.items():
+        put_key(key, nested, str(dotted), value)
+    try:
+        return type(run).model_validate(merge_keys(run.model_dump(by_alias=True, exclude_unset=True), nested))
+    except ValidationError as error:
+        lines = "\n".join(f"  {key}.{line}" for line in lines_of(error, type(run)))
+        raise SnaketuneError(f"the config is wrong:\n{lines}") from None

@@ -1,9 +1,11 @@
 """Checks of the references between the sections of a config."""
 
+from snaketune.config.base import Reference
 from snaketune.config.doctor import BASELINE
 from snaketune.config.evaluations import Evaluation
-from snaketune.config.named_entries import check_held_out_corpus, check_known, check_known_model, no_such_run, sft_of
-from snaketune.config.response_references import check_sample, check_sampled, check_score, missing_answers_hint
+from snaketune.config.lineage import check_cycles, references
+from snaketune.config.named_entries import check_held_out_corpus, check_known, sft_of
+from snaketune.config.response_references import check_sample, check_score, missing_answers_hint
 from snaketune.config.run_references import (
     check_document_packing,
     check_dpo,
@@ -11,29 +13,21 @@ from snaketune.config.run_references import (
     check_race,
     check_reward,
     check_sft,
-    check_start,
-    check_teacher,
     check_training,
 )
 from snaketune.config.training_runs import Sft
-from snaketune.config.workflow import Gguf, Merge, Push, Variants, Workflow
+from snaketune.config.workflow import Merge, Variants, Workflow
 from snaketune.errors import SnaketuneError
 
 
 def check_references(config: Workflow, variants: Variants) -> None:
     """Raise SnaketuneError if a section names something that doesn't exist, is of the wrong kind or doesn't fit. Args: as
     `config.load` returns them."""
-    for name, tokenizer in config.tokenizers.items():
-        for corpus in tokenizer.train.corpora if tokenizer.train else ():
-            check_known(f"tokenizers.{name}.train.corpora", corpus, config.corpora, "corpora")
-    for name in config.corpora:
-        check_sampled(name, config)
+    for key, named in references("", config):
+        check_known(key.removeprefix("."), named, config, variants)
+    check_cycles(config)
     for name, run in config.sft.items():
         check_sft(f"sft.{name}", name, run, config)
-    for name in config.teacher:
-        check_teacher(name, config, variants)
-    for name, run in config.dpo.items():
-        check_start(name, run, config, variants)
     for name, run in config.dpo.items():
         check_dpo(f"dpo.{name}", run, config)
     for name, run in config.reward.items():
@@ -51,15 +45,12 @@ def check_references(config: Workflow, variants: Variants) -> None:
     for name, evaluation in config.eval.items():
         _check_evaluation(f"eval.{name}", evaluation, config, variants)
     for name, sample in config.sample.items():
-        check_sample(f"sample.{name}", sample, config, variants)
+        check_sample(f"sample.{name}.prompts.corpora", sample.prompts, config)
     for name in config.score:
-        check_score(name, config, variants)
+        check_score(f"score.{name}", config.score[name], config)
 
 
 def _check_merge(key: str, merge: Merge, config: Workflow) -> None:
-    for model in merge.models:
-        section, name = model.split(":")
-        check_known(key, name, getattr(config, section), section)
     tokenizers = {config.sft[sft_of(config, *model.split(":"))].tokenizer: model for model in merge.models}
     if len(tokenizers) > 1:
         used = ", ".join(f"{model} has {tokenizer}" for tokenizer, model in tokenizers.items())
@@ -67,9 +58,6 @@ def _check_merge(key: str, merge: Merge, config: Workflow) -> None:
 
 
 def _check_doctor(config: Workflow) -> None:
-    for key in config.doctor.runs or ():
-        section, name = key.split(":")
-        check_known("doctor.runs", name, getattr(config, section), section)
     if BASELINE in config.doctor.changes:
         raise SnaketuneError(f"doctor.changes.{BASELINE}: this is the name of the unchanged run; choose another one")
     for section, runs in (("sft", config.sft), ("dpo", config.dpo)) if config.doctor.changes else ():
@@ -83,18 +71,12 @@ def _check_doctor(config: Workflow) -> None:
 def _check_evaluation(key: str, evaluation: Evaluation, config: Workflow, variants: Variants) -> None:
     packing, corpora = evaluation.packing, config.corpora
     for model in evaluation.every_model(variants):
-        kind, name = model.split(":")
-        section = "sft" if kind == "base" else kind
-        check_known(f"{key}.models", name, getattr(config, section), section)
-        check_length(key, packing, sft_of(config, kind, name), config)
-    if evaluation.teacher_of:
-        check_known(f"{key}.teacher_of", evaluation.teacher_of, config.sft, "sft")
-        if not config.sft[evaluation.teacher_of].distill:
-            raise SnaketuneError(
-                f"{key}.teacher_of: sft.{evaluation.teacher_of} has no distill; name a run that a teacher teaches"
-            )
-    if evaluation.kl_from:
-        check_known_model(f"{key}.kl_from", evaluation.kl_from, config, variants)
+        check_known(f"{key}.models", Reference.to("", model), config, variants)
+        check_length(key, packing, sft_of(config, *model.split(":")), config)
+    if evaluation.teacher_of and not config.sft[evaluation.teacher_of].distill:
+        raise SnaketuneError(
+            f"{key}.teacher_of: sft.{evaluation.teacher_of} has no distill; name a run that a teacher teaches"
+        )
     taught = evaluation.teacher_of and f"sft:{evaluation.teacher_of}"
     for name, other in (("kl_from", evaluation.kl_from), ("teacher_of", taught)):
         models = (*evaluation.every_policy(variants), other) if other else ()
@@ -113,10 +95,8 @@ def _check_evaluation(key: str, evaluation: Evaluation, config: Workflow, varian
             raise SnaketuneError(
                 f"{key}.judge: there is only one model, {judge.against}, so there is nothing to compare"
             )
-        if not any(corpora[corpus].kind == "conversations" for corpus in evaluation.conversations if corpus in corpora):
+        if not any(corpora[corpus].kind == "conversations" for corpus in evaluation.conversations):
             raise SnaketuneError(f"{key}.judge: documents have no prompts; name a corpus of kind conversations")
-        if judge.model:
-            check_known_model(f"{key}.judge.model", judge.model, config, variants)
     for corpus in evaluation.conversations:
         check_held_out_corpus(f"{key}.conversations", corpus, config, "conversations", "text")
     read = [corpora[corpus] for corpus in evaluation.conversations]
@@ -144,12 +124,15 @@ def _check_evaluation(key: str, evaluation: Evaluation, config: Workflow, varian
         )
 
 
-def check_publish_targets(config: Workflow, variants: Variants) -> None:
-    """Raise SnaketuneError if a model of `push:` or `gguf:` doesn't exist, is a grid, or has only an adapter although a GGUF
-    file needs weights; or if two models are pushed to the same branch."""
-    for section in ("push", "gguf"):
-        for name, entry in getattr(config, section).items():
-            _check_published_model(f"{section}.{name}.model", entry, config, variants)
+def check_publish_targets(config: Workflow) -> None:
+    """Raise SnaketuneError if a model for a GGUF file has only an adapter, or if two models are pushed to the same branch."""
+    for name, gguf in config.gguf.items():
+        lora = None if gguf.model.startswith("merge:") else config.lora_of(config.run_of(gguf.model))
+        if lora and not lora.merge:
+            raise SnaketuneError(
+                f"gguf.{name}.model: {gguf.model} is an adapter alone (lora.merge: false), and a GGUF file needs full "
+                "weights; set lora.merge: true, or convert the adapter with llama.cpp's convert_lora_to_gguf.py"
+            )
     targets: dict[tuple[str, str], str] = {}
     for name, push in config.push.items():
         first = targets.setdefault((push.repository.lower(), push.branch), name)
@@ -158,18 +141,3 @@ def check_publish_targets(config: Workflow, variants: Variants) -> None:
                 f"push.{name}.repository: push.{first} already pushes to branch {push.branch!r} of {push.repository}; choose "
                 "another repository or branch"
             )
-
-
-def _check_published_model(key: str, entry: Push | Gguf, config: Workflow, variants: Variants) -> None:
-    kind, name = entry.model.split(":")
-    runs = getattr(config, kind)
-    if name not in runs:
-        raise SnaketuneError(f"{key}: {no_such_run(kind, name, config, variants)}")
-    if kind == "merge":
-        return
-    lora = config.lora_of(runs[name])
-    if isinstance(entry, Gguf) and lora and not lora.merge:
-        raise SnaketuneError(
-            f"{key}: {entry.model} is an adapter alone (lora.merge: false), and a GGUF file needs full weights; set "
-            "lora.merge: true, or convert the adapter with llama.cpp's convert_lora_to_gguf.py"
-        )

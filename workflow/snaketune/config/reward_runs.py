@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from snaketune.config.base import Model, Name, PositiveFloat
+from snaketune.config.base import CorpusName, Model, PositiveFloat, SftName
 from snaketune.config.lora import Lora, Quantization
 from snaketune.config.operation import Operation
 from snaketune.config.packing import Packing
@@ -15,9 +15,9 @@ class Reward(Model):
     """A reward model: a model with one output for a whole conversation, trained on pairs (Bradley-Terry), by the loss of TRL's
     RewardTrainer. The result of an SFT run provides the initial weights; the output is new."""
 
-    from_: Annotated[Name, Field(alias="from")]
+    from_: Annotated[SftName, Field(alias="from")]
     """SFT run whose result provides the initial weights."""
-    corpus: Name
+    corpus: CorpusName
     """Corpus to train on, of kind `preferences`."""
     center_rewards_coefficient: PositiveFloat | None = None
     """Adds this times the mean square of the sum of a pair's two rewards, which keeps rewards near zero, such as 0.01

@@ -16,11 +16,9 @@ All corpora of a run hold out the same prompts, or one of them would train on wh
 
 from typing import Any
 
-from pydantic import ValidationError
-
+from snaketune.config.base import Reference
 from snaketune.config.corpus_sources import Corpus, Source
-from snaketune.config.invalid_values import lines_of
-from snaketune.config.nested import merge_keys, put_key
+from snaketune.config.nested import changed
 from snaketune.config.sampling import Sample
 from snaketune.config.scoring import Score
 from snaketune.config.training_runs import Dpo, Sft
@@ -73,19 +71,9 @@ class _Rounds:
     def _changed(self, number: int, change: dict[str, Any]) -> Any:
         """The run with the keys that a round changes. Args: number: from 0."""
         key = f"{self.key}.rounds.{number}"
-        changed: dict[str, Any] = {}
-        for dotted, value in change.items():
-            put_key(key, changed, str(dotted), value)
-        if fixed := sorted(FIXED & changed.keys()):
+        if fixed := sorted(FIXED & {str(dotted).partition(".")[0] for dotted in change}):
             raise SnaketuneError(f"{key}.{fixed[0]}: is one for all rounds, so a single round can't change it")
-        if not changed:
-            return self.run
-        values = self.run.model_dump(by_alias=True, exclude_unset=True)
-        try:
-            return type(self.run).model_validate(merge_keys(values, changed))
-        except ValidationError as error:
-            lines = "\n".join(f"  {key}.{line}" for line in lines_of(error))
-            raise SnaketuneError(f"the config is wrong:\n{lines}") from None
+        return changed(key, self.run, change)
 
     def expand(self, entries: Entries) -> dict[str, Any]:
         """The runs of the rounds by name. Args: entries: by section, to which what the rounds are made from is added."""
@@ -115,13 +103,19 @@ class _Rounds:
 
     def _round(self, run: Any, name: str, before: str | None) -> Sft | Dpo:
         """The training of a round. Args: before: the model of the round before; None for the first one."""
-        changes: dict[str, Any] = {"rounds": None, "sample": None, "score": None, "corpus": name}
+        changes: dict[str, Any] = {
+            "rounds": None,
+            "sample": None,
+            "score": None,
+            "corpus": Reference.to("corpora", name),
+        }
         if isinstance(run, Sft):
-            changes |= {"rows": None} | ({"base": None, "use_base": before} if before else {})
+            changes |= {"rows": None} | ({"base": None, "use_base": Reference.to("", before)} if before else {})
             return run.model_copy(update=changes)
-        changes |= {"pairs": None, "mix": {}} | ({"from_": before} if before else {})
+        changes |= {"pairs": None, "mix": {}} | ({"from_": Reference.to("", before)} if before else {})
         if run.reference in ("start", "previous"):
-            changes["reference"] = run.start if run.reference == "start" and before else None
+            starts = run.reference == "start" and before
+            changes["reference"] = Reference.to("", run.start) if starts else None
         return run.model_copy(update=changes)
 
     def _corpus(self, names: list[str]) -> Corpus:

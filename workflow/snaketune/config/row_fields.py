@@ -80,11 +80,6 @@ class Fields(Model):
     text: str | None = None
     """Document, for corpora of kind `text`. Default: the column `text`."""
 
-    @property
-    def maps_rows(self) -> bool:
-        """Whether rows are read by these columns alone."""
-        return bool(self.prompt or self.conversation)
-
     @model_validator(mode="after")
     def _complete(self) -> Self:
         named = {key for keys in MAPPINGS.values() for key in keys if getattr(self, key)}

@@ -5,12 +5,12 @@ from typing import get_args
 
 from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.held_out import NEEDS_REFERENCE, OF_SFT, RaceMetric
-from snaketune.config.named_entries import check_corpus, check_known, check_known_model
+from snaketune.config.named_entries import check_corpus, first_run
 from snaketune.config.optimizers import OPTIMIZERS, SCHEDULES, missing_package
 from snaketune.config.packing import Packing
 from snaketune.config.reward_runs import Reward, Run
 from snaketune.config.training_runs import Dpo, Sft, Training
-from snaketune.config.workflow import Variants, Workflow
+from snaketune.config.workflow import Workflow
 from snaketune.errors import SnaketuneError
 
 
@@ -25,9 +25,11 @@ def check_sft(key: str, name: str, run: Sft, config: Workflow) -> None:
             f"{key}.packing.strategy: with `none`, TRL's trainer would render corpora.{run.corpus} without its "
             "template_variables; choose best-fit-decreasing"
         )
-    check_known(f"{key}.tokenizer", run.tokenizer, config.tokenizers, "tokenizers")
-    if run.distill:
-        check_known(f"{key}.distill.teacher", run.distill.teacher, config.teacher, "teacher")
+    if run.continues and (before := config.sft[run.continues].tokenizer) != run.tokenizer:
+        raise SnaketuneError(
+            f"{key}.tokenizer: found {run.tokenizer!r}, but {run.use_base!r}, from which the run starts, has {before!r}; use "
+            "the same tokenizer"
+        )
     check_length(key, run.packing, name, config)
     _check_order(key, run, config)
     check_training(f"{key}.training", run.training)
@@ -37,49 +39,6 @@ def check_sft(key: str, name: str, run: Sft, config: Workflow) -> None:
             f"{key}.tokenizer: {run.tokenizer!r} is trained here, but {run.base.path!r} has another vocabulary; use a "
             "tokenizer that adopts the model's own"
         )
-
-
-def check_start(name: str, run: Dpo, config: Workflow, variants: Variants) -> None:
-    """Raise SnaketuneError if a run that provides weights or a reference is unknown, or starts from this one."""
-    check_known_model(f"dpo.{name}.from", run.start, config, variants)
-    if isinstance(run.reference, str):
-        check_known_model(f"dpo.{name}.reference", run.reference, config, variants)
-    chain = [f"dpo:{name}"]
-    while chain[-1] != f"dpo:{name}" or len(chain) == 1:
-        section, _, before = chain[-1].partition(":")
-        if section == "sft" or before not in config.dpo:
-            return
-        if chain.count(chain[-1]) > 1:
-            # A circle further down, which is reported for its own runs.
-            return
-        chain.append(config.dpo[before].start)
-    raise SnaketuneError(f"dpo.{name}.from: {' → '.join(chain)} is circular; start one of them from an SFT run")
-
-
-def check_teacher(name: str, config: Workflow, variants: Variants) -> None:
-    """Raise SnaketuneError if a teacher is unknown, or is trained towards itself."""
-    model = config.teacher[name].model
-    if isinstance(model, Pretrained):
-        return
-    check_known_model(f"teacher.{name}.model", model, config, variants)
-    waiting, seen = [model], set()
-    while waiting:
-        current = waiting.pop()
-        section, _, of = current.partition(":")
-        run = getattr(config, section).get(of)
-        if run is None or current in seen:
-            continue
-        seen.add(current)
-        distill = run.distill if isinstance(run, Sft) else None
-        if distill and distill.teacher == name:
-            raise SnaketuneError(
-                f"teacher.{name}.model: {model} is trained from {current}, which is distilled from {name} itself; name another "
-                "model"
-            )
-        above: list[str | Pretrained | None] = [run.start]
-        if distill and distill.teacher in config.teacher:
-            above.append(config.teacher[distill.teacher].model)
-        waiting += [before for before in above if isinstance(before, str)]
 
 
 def check_dpo(key: str, run: Dpo, config: Workflow) -> None:
@@ -109,7 +68,6 @@ def check_dpo(key: str, run: Dpo, config: Workflow) -> None:
 
 
 def check_reward(key: str, run: Reward, config: Workflow) -> None:
-    check_known(f"{key}.from", run.from_, config.sft, "sft")
     _check_train_corpus(key, run.corpus, config, "preferences")
     check_length(key, run.packing, run.from_, config)
     _check_order(key, run, config)
@@ -166,7 +124,7 @@ def check_race(key: str, runs: Sequence[Sft | Dpo], config: Workflow) -> None:
 
 def check_length(key: str, packing: Packing, sft: str, config: Workflow) -> None:
     """Raise SnaketuneError if rows are longer than what the model below the SFT run `sft` supports."""
-    base = _first(sft, config).base
+    base = config.sft[first_run(config, sft)].base
     if isinstance(base, Scratch) and packing.longest > base.max_positions:
         raise SnaketuneError(
             f"{key}.packing.length: {packing.longest} tokens, but the model's base.max_positions is {base.max_positions}; "
@@ -209,26 +167,6 @@ def check_document_packing(key: str, packing: Packing) -> None:
             f"{key}.packing.strategy: with `none`, TRL's trainer applies a chat template, which documents don't have; choose "
             "best-fit-decreasing or wrapped"
         )
-
-
-def _first(name: str, config: Workflow) -> Sft:
-    """The first run in the chain of `use_base` that ends in this run; SnaketuneError if one is unknown, or the chain is
-    circular or of several tokenizers."""
-    run, names = config.sft[name], [name]
-    while run.continues:
-        key = f"sft.{names[-1]}"
-        check_known(f"{key}.use_base", run.continues, config.sft, "sft")
-        names.append(run.continues)
-        if run.continues in names[:-1]:
-            raise SnaketuneError(f"{key}.use_base: {' → '.join(names)} is circular")
-        before = config.sft[run.continues]
-        if before.tokenizer != run.tokenizer:
-            raise SnaketuneError(
-                f"{key}.tokenizer: found {run.tokenizer!r}, but {run.use_base!r}, from which the run starts, has "
-                f"{before.tokenizer!r}; use the same tokenizer"
-            )
-        run = before
-    return run
 
 
 def _check_order(key: str, run: Run, config: Workflow) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from snaketune.config.base import Fraction, Model, ModelReference, Name, PositiveInt
+from snaketune.config.base import CorpusName, Fraction, Model, ModelReference, PositiveInt, ScoreName
 from snaketune.config.evaluations import ListedOnce
 from snaketune.config.generation import EngineChoice, Generation
 
@@ -12,7 +12,7 @@ from snaketune.config.generation import EngineChoice, Generation
 class Prompts(Model):
     """Prompts from corpora: conversations up to an assistant's turn, or prompts of preferences."""
 
-    corpora: Annotated[tuple[Name, ...], Field(min_length=1), ListedOnce]
+    corpora: Annotated[tuple[CorpusName, ...], Field(min_length=1), ListedOnce]
     """Corpora of conversations, preferences or unpaired rows."""
     split: Literal["train", "held_out"] = "train"
     """Rows that prompts are taken from."""
@@ -25,7 +25,7 @@ class Prompts(Model):
     skip: Annotated[int, Field(ge=0)] = 0
     """Number of rows per corpus that come last instead of first, so that `limit` takes them only where the others don't
     suffice: those that an earlier sample took."""
-    scored: Annotated[tuple[Name, ...], ListedOnce] = ()
+    scored: Annotated[tuple[ScoreName, ...], ListedOnce] = ()
     """Entries of `score:` of earlier samples of these rows, the last one last; see `solved` and `unsolved`."""
     solved: Fraction = 1.0
     """Share that is sampled again of the rows that are always right: all responses had the highest score that any response

@@ -4,7 +4,16 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from snaketune.config.base import LocalPath, Model, Name, PositiveFloat, PositiveInt, Revision, RewardReference
+from snaketune.config.base import (
+    LocalPath,
+    Model,
+    PositiveFloat,
+    PositiveInt,
+    Revision,
+    RewardReference,
+    SampleName,
+    ScoreName,
+)
 from snaketune.config.corpus_sources import RegexWithOneGroup
 from snaketune.config.judging import ResponseJudge
 
@@ -56,7 +65,7 @@ class ScoredBy(Model):
     sample. It runs in a process of its own, with your rights: name only code that you trust."""
     seconds: PositiveFloat = 10.0
     """Longest time of a call of `python`; a response that takes longer has no score."""
-    sum: Annotated[dict[Name, float], Field(min_length=1)] | None = None
+    sum: Annotated[dict[ScoreName, float], Field(min_length=1)] | None = None
     """Weighted sum of other entries of `score:` of the same sample, by name, such as `{checked: 1.0, short: 0.1}`."""
 
     @model_validator(mode="after")
@@ -80,5 +89,5 @@ class Scoring(Model):
 class Score(Scoring):
     """Numbers for the responses of a sample, as a table."""
 
-    samples: Name
+    samples: SampleName
     """Entry of `sample:`."""

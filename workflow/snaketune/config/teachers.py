@@ -4,10 +4,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from snaketune.config.base import Model
+from snaketune.config.base import Model, TrainedModel
 from snaketune.config.base_models import Pretrained
 from snaketune.config.lora import Quantization
-from snaketune.config.training_runs import Precision, TrainedModel
+from snaketune.config.training_runs import Precision
 
 
 class TeacherOperation(Model):

@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from snaketune.config.base import Fraction, LocalPath, Model, Name, Revision
+from snaketune.config.base import CorpusName, Fraction, LocalPath, Model, Revision
 
 
 class TokenizerTraining(Model):
     """A new sentencepiece vocabulary, trained on the train split of corpora."""
 
-    corpora: Annotated[tuple[Name, ...], Field(min_length=1)]
+    corpora: Annotated[tuple[CorpusName, ...], Field(min_length=1)]
     """Corpora whose train rows the vocabulary is trained on."""
     model: Literal["bpe", "unigram"] = "bpe"
     """Byte-pair encoding (Sennrich et al., 2016) or a unigram language model (Kudo, 2018)."""

@@ -4,7 +4,18 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from snaketune.config.base import NAME_PATTERN, Fraction, Model, Name, PositiveFloat, PositiveInt
+from snaketune.config.base import (
+    NAME_PATTERN,
+    CorpusName,
+    Fraction,
+    Model,
+    Name,
+    PositiveFloat,
+    PositiveInt,
+    TokenizerName,
+    TrainedModel,
+    names,
+)
 from snaketune.config.base_models import Base, Pretrained, Scratch, Seed
 from snaketune.config.corpus_sources import Regex
 from snaketune.config.distillation import Distill
@@ -29,7 +40,6 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["auto", "float32", "bfloat16"]
 SaveDtype = Literal["auto", "bfloat16", "float32"]
 SftLoss = Literal["nll", "dft"]
-TrainedModel = Annotated[str, Field(pattern=f"^(sft|dpo):{NAME_PATTERN}$")]
 License = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$", max_length=60)]
 
 
@@ -126,11 +136,11 @@ class Sft(Model):
 
     base: Base | None = None
     """Initial weights: `{path: ...}` of a pretrained model, or the architecture of a new one."""
-    use_base: Annotated[str, Field(pattern=f"^sft:{NAME_PATTERN}$")] | None = None
+    use_base: Annotated[str, Field(pattern=f"^sft:{NAME_PATTERN}$"), names("")] | None = None
     """`sft:NAME`, instead of `base`: uses the result of that run as initial weights. Both runs must have the same tokenizer."""
-    corpus: Name
+    corpus: CorpusName
     """Corpus to train on, of kind `conversations` or `text`."""
-    tokenizer: Name
+    tokenizer: TokenizerName
     """Tokenizer of the run. For a pretrained model, it must be one that adopts the model's own."""
     packing: Packing = Packing()
     training: Training
@@ -206,14 +216,14 @@ class Dpo(PreferenceLoss):
     """Preference optimization with DPO (Rafailov et al., 2023) or a related loss. The result of another run provides the
     initial weights and, if the loss needs one, the reference."""
 
-    from_: Annotated[str, Field(alias="from", pattern=f"^(dpo:)?{NAME_PATTERN}$", max_length=84)]
+    from_: Annotated[str, Field(alias="from", pattern=f"^(dpo:)?{NAME_PATTERN}$", max_length=84), names("sft")]
     """SFT run whose result provides the initial weights, and is the reference unless `reference` is set; or `dpo:NAME`, another
     run of this section."""
     reference: Pretrained | TrainedModel | Literal["start", "previous"] | None = None
     """Another reference model: `sft:NAME`, `dpo:NAME`, or `{path: ...}` of a pretrained one with the same vocabulary. Of
     rounds: `previous`, the model of the round before (the default), or `start`, the model that the first round starts from."""
     reference_pass: ReferencePass = ReferencePass()
-    corpus: Annotated[str, Field(pattern=f"^(?:{NAME_PATTERN})?$", max_length=80)] = ""
+    corpus: Annotated[str, Field(pattern=f"^(?:{NAME_PATTERN})?$", max_length=80), names("corpora")] = ""
     """Corpus to train on, of kind `preferences`; for `kto` and `apo_zero_unpaired`, of kind `unpaired`. Required, except with
     `rounds`, which make their own."""
     packing: Packing = Packing()

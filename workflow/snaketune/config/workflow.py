@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from snaketune.config.base import NAME_PATTERN, Model, Name, PositiveFloat, Revision
+from snaketune.config.base import NAME_PATTERN, Model, Name, PositiveFloat, Revision, TrainedModel, names
 from snaketune.config.corpus_sources import Corpus
 from snaketune.config.doctor import Doctor
 from snaketune.config.evaluations import Evaluation, Report
@@ -15,7 +15,7 @@ from snaketune.config.scoring import Score
 from snaketune.config.teachers import Teacher
 from snaketune.config.tokenizers import Tokenizer
 from snaketune.config.tracking import Tracking
-from snaketune.config.training_runs import Dpo, Sft, TrainedModel
+from snaketune.config.training_runs import Dpo, Sft
 from snaketune.config.verify import Verify
 
 # The Hub's rules: letters, digits, `-`, `_` and `.`; the last three neither repeated nor at an end.
@@ -45,7 +45,7 @@ class Merge(Model):
 class Push(Model):
     """A model that `snakemake push` pushes to the Hub, with its model card. No other command pushes."""
 
-    model: Annotated[str, Field(pattern=f"^(sft|dpo|reward):{NAME_PATTERN}$")]
+    model: Annotated[str, Field(pattern=f"^(sft|dpo|reward):{NAME_PATTERN}$"), names("")]
     """Model to push: `sft:NAME`, `dpo:NAME` or `reward:NAME`."""
     repository: Annotated[str, Field(pattern=f"^{HUB_NAME}/{HUB_NAME}$", max_length=96)]
     """Repository on the Hub, `owner/name`; created if it doesn't exist."""
@@ -58,7 +58,7 @@ class Push(Model):
 class Gguf(Model):
     """A model that `snakemake gguf` converts to GGUF, with llama.cpp's converter."""
 
-    model: Annotated[str, Field(pattern=f"^(sft|dpo|merge):{NAME_PATTERN}$")]
+    model: Annotated[str, Field(pattern=f"^(sft|dpo|merge):{NAME_PATTERN}$"), names("")]
     """Model to convert: `sft:NAME`, `dpo:NAME` or `merge:NAME`. A LoRA run needs `lora.merge: true`."""
     type: Literal["f16", "bf16", "q8_0"] = "f16"
     """Data type of the weights: 16-bit floats, or 8-bit blocks (`q8_0`)."""

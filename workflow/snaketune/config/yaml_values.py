@@ -2,12 +2,12 @@
 
 Snakemake loads a config through YTE, which runs text that begins with `?` as Python if the file has the key `__use_yte__`, and
 with a YAML reader that silently takes the last of two equal keys and expands aliases without limit. The checks here use YAML
-events, so nothing is constructed or run, and the expanded size is counted without expanding. An untrusted file can therefore be
+nodes, so nothing is constructed or run, and the expanded size is counted without expanding. An untrusted file can therefore be
 checked first: `python -m snaketune check FILE`.
 """
 
 import json
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,8 @@ from snaketune.errors import SnaketuneError
 MAX_VALUES = 100_000
 MAX_DEPTH = 50
 MERGE, YTE_KEY = "<<", "__use_yte__"
-PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "seq", "map")} | {"!"}
-# libyaml's loader, if PyYAML was built with it, gives the same events ten times as fast.
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+PLAIN = ("str", "int", "float", "bool", "null", "timestamp", "value", "merge", "seq", "map")
+PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in PLAIN}
 
 
 def check_file(path: Path) -> None:
@@ -35,11 +34,12 @@ def check_file(path: Path) -> None:
         raise SnaketuneError(f"{path} can't be read: {error}") from None
     try:
         # Like Snakemake, which reads a file as YAML if it isn't JSON.
-        json.loads(text, object_pairs_hook=lambda pairs: _once(path, pairs))
+        try:
+            json.loads(text, object_pairs_hook=lambda pairs: _once(path, pairs))
+        except ValueError:
+            _check_yaml(path, text)
     except RecursionError:
         raise SnaketuneError(f"{path} is nested too deeply for a config") from None
-    except ValueError:
-        _check_yaml(path, text)
 
 
 def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -62,67 +62,56 @@ def _check_key(where: str, name: str, twice: bool) -> None:
         )
 
 
-@dataclass
-class _Collection:
-    """A list or mapping that is being read."""
-
-    anchor: str | None
-    keys: set[str] | None  # of a mapping, so far; None for a list
-    key: str = ""  # of a mapping, the last one
-    size: int = 1  # number of values so far; those of an alias are counted at each use
-    at_key: bool = False  # whether a mapping's key is next
-
-
 def _check_yaml(path: Path, text: str) -> None:
-    inside = [_Collection(None, None)]
-    sizes: dict[str, int] = {}
     try:
-        for event in yaml.parse(text, Loader=LOADER):
-            _check_event(f"{path}, line {event.start_mark.line + 1}", event, inside, sizes)
+        document = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         raise SnaketuneError(f"{path} can't be read as YAML: {' '.join(str(error).split())}") from None
+    if document is not None:
+        _size(path, text, document, {})
 
 
-def _check_event(where: str, event: yaml.Event, inside: list[_Collection], sizes: dict[str, int]) -> None:
-    """Check one event. Args: inside: the open collections; sizes: number of values by anchor."""
-    if (tag := getattr(event, "tag", None)) not in (None, *PLAIN_TAGS):
-        raise SnaketuneError(f"{where}: found {tag}; a config takes only texts, numbers, lists and mappings")
-    match event:
-        case yaml.AliasEvent():
-            if event.anchor not in sizes:
-                raise SnaketuneError(f"{where}: *{event.anchor} refers to itself, or to an anchor that follows it")
-            size = sizes[event.anchor]
-        case yaml.ScalarEvent():
-            size, current = 1, inside[-1]
-            if current.keys is not None and current.at_key:
-                _check_key(where, event.value, event.value in current.keys and event.value != MERGE)
-                current.keys.add(event.value)
-                current.key = event.value
-            elif current.keys is not None and not event.value and not event.style:
-                raise SnaketuneError(
-                    f"{where}: `{current.key}:` is empty, which could mean its defaults or none of it; write "
-                    f"`{current.key}: {{}}` for the defaults, `{current.key}: null` for none of it (also of what `extends` "
-                    "inherits), or remove it"
-                )
-            if event.anchor:
-                sizes[event.anchor] = 1
-        case yaml.CollectionStartEvent():
-            is_mapping = isinstance(event, yaml.MappingStartEvent)
-            inside.append(_Collection(event.anchor, set() if is_mapping else None, at_key=is_mapping))
-            if len(inside) > MAX_DEPTH:
-                raise SnaketuneError(f"{where}: nested too deeply for a config ({MAX_DEPTH} levels)")
-            return
-        case yaml.CollectionEndEvent():
-            closed = inside.pop()
-            size = closed.size
-            if closed.anchor:
-                sizes[closed.anchor] = size
-        case _:
-            return
-    current = inside[-1]
-    current.size += size
-    current.at_key = current.keys is not None and not current.at_key
-    if current.size > MAX_VALUES:
+def _size(path: Path, text: str, node: yaml.Node, sizes: dict[int, int], depth: int = 1) -> int:
+    """Count the values of a node with its aliases expanded, and check that they are plain and no more than a config has.
+
+    Args: sizes: of the lists and mappings so far, by `id`; 0 for those that are being counted.
+    """
+    where = f"{path}, line {node.start_mark.line + 1}"
+    if node.tag not in PLAIN_TAGS:
+        raise SnaketuneError(f"{where}: found {node.tag}; a config takes only texts, numbers, lists and mappings")
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if depth > MAX_DEPTH:
+        raise SnaketuneError(f"{where}: nested too deeply for a config ({MAX_DEPTH} levels)")
+    if sizes.get(id(node)) == 0:
+        # Its anchor is the first one from its start.
+        anchor = text[node.start_mark.index :].partition("&")[2].split()[0]
+        raise SnaketuneError(f"{where}: *{anchor} refers to itself")
+    if id(node) not in sizes:
+        sizes[id(node)] = 0
+        values = node.value
+        if isinstance(node, yaml.MappingNode):
+            _check_keys(path, node)
+            values = chain(*node.value)
+        sizes[id(node)] = 1 + sum(_size(path, text, value, sizes, depth + 1) for value in values)
+    if sizes[id(node)] > MAX_VALUES:
         raise SnaketuneError(
             f"{where}: with its aliases expanded, the config has more than {MAX_VALUES:,} values; shorten it"
         )
+    return sizes[id(node)]
+
+
+def _check_keys(path: Path, mapping: yaml.MappingNode) -> None:
+    keys: set[str] = set()
+    for key, value in mapping.value:
+        if not isinstance(key, yaml.ScalarNode):
+            continue
+        where = f"{path}, line {key.start_mark.line + 1}"
+        _check_key(where, key.value, key.value in keys and key.value != MERGE)
+        keys.add(key.value)
+        if value.tag.endswith(":null") and not value.value:
+            raise SnaketuneError(
+                f"{where}: `{key.value}:` is empty, which could mean its defaults or none of it; write "
+                f"`{key.value}: {{}}` for the defaults, `{key.value}: null` for none of it (also of what `extends` "
+                "inherits), or remove it"
+            )

@@ -13,6 +13,7 @@ length of the text: 600 MB for ten million rows. One core processes 60,000 short
 18,000 with near duplicates.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from snaketune.corpus.decided_files import write_duplicates, write_order
 from snaketune.corpus.decisions import Decisions, decide
 from snaketune.corpus.excerpts import print_line
 from snaketune.corpus.first_pass import Scan, named_errors
-from snaketune.corpus.last_pass import write_files
+from snaketune.corpus.last_pass import FACTS, ROWS_WRITTEN, write_files
 from snaketune.corpus.layouts.canonical import FileChecks
 from snaketune.corpus.layouts.unstated import UnstatedColumns
 from snaketune.corpus.quarantine import Quarantine
@@ -36,6 +37,7 @@ from snaketune.corpus.selecting.evaluation_ngrams import load_evaluations
 from snaketune.corpus.selecting.scanned_parts import QUARANTINE, ScannedParts, SourceCounts
 from snaketune.errors import SnaketuneError
 from snaketune.locations import File
+from snaketune.stages.cache.payload_files import place
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CorpusSpec, ReadSpec
@@ -60,32 +62,50 @@ class Decided:
         return Outcome(counts=self.counts, about=self.about, records=self.records)
 
 
-def assemble(
+def build(
     spec: CorpusSpec,
     work: WorkFolder,
     *,
     files: list[File],
     against: list[Artifact],
     against_files: list[File],
-    selected: Sequence[Artifact],
+    selected: Sequence[Artifact] = (),
+    decided: Sequence[Artifact] = (),
+    filtered: Sequence[Artifact] = (),
 ) -> Outcome:
-    """Write a corpus of one part to the payload, with the records of quarantined and dropped rows.
+    """Write a corpus to the payload (`train-00000.arrow`, `held_out-00000.arrow`, …), with the records of quarantined and
+    dropped rows.
 
     Args:
         files: the files of all sources, in order.
         against: corpora whose held-out rows train rows are compared with, where `decontamination` is configured.
         against_files: data files of evaluation tasks that train rows are compared with likewise.
         selected: rows from scored responses, for each source of such.
+        decided, filtered: the result of `decide` and those of `filter`, if the corpus is read in parts; then nothing else is.
     Raises:
         SnaketuneError: a file can't be read, too many rows are malformed, or no row is left.
     """
+    if decided:
+        return _linked(work, decided[0], filtered)
     scanned = work.state / "scanned"
     scanned.mkdir(parents=True, exist_ok=True)
-    read_sources(ReadSpec(**spec.reading(spec.sources)), scanned, files, against, against_files, selected)
+    ngram = spec.decontamination and spec.decontamination.ngram
+    shared = {key: getattr(spec, key) for key in CorpusSpec.model_fields.keys() & ReadSpec.model_fields.keys()}
+    reading = ReadSpec(**shared, ngram=ngram, own_held_out=0 < spec.held_out < 1)
+    read_sources(reading, scanned, files, against, against_files, selected)
     parts = ScannedParts([scanned], len(spec.sources), [range(len(spec.sources))])
-    decided = decide_rows(spec, work, parts)
-    write_files(parts, parts.format(spec.kind), decided.decisions.by_split, work.payload)
-    return decided.outcome
+    made = decide_rows(spec, work, parts)
+    write_files(parts, parts.format(spec.kind), made.decisions.by_split, work.payload)
+    return made.outcome
+
+
+def _linked(work: WorkFolder, decided: Artifact, filtered: Sequence[Artifact]) -> Outcome:
+    facts = json.loads(decided.file(FACTS).read_text(encoding="utf-8"))
+    kept = [path for path in decided.files() if path.name not in (FACTS, ROWS_WRITTEN)]
+    records = [decided.file(name) for name in facts["records"]]
+    for path in [*(path for part in filtered for path in part.files()), *kept, *records]:
+        place(path, work.payload / path.name)
+    return Outcome(counts=facts["counts"], about=facts["about"], records=tuple(facts["records"]))
 
 
 def read_sources(

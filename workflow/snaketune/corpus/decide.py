@@ -1,7 +1,6 @@
 """The `decide` stage: which rows of a corpus that is read in parts are used, and in which split (`corpus.decisions`)."""
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.stages.cache import libraries
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Cost, Stage, any_number
 from snaketune.stages.outcome import Outcome
@@ -12,7 +11,7 @@ STAGE = Stage(
     spec=DecideSpec,
     payload="decisions",
     inputs={"read": any_number("read")},
-    libraries=libraries.always("numpy", "pyarrow", "rensa"),
+    libraries=("numpy", "pyarrow", "rensa"),
     # Comparing near duplicates needs 40 bytes of each row in memory.
     cost=lambda spec: Cost(mb_per_gb=400 if spec.near_duplicates else 60, mb=3000, minutes_per_gb=2),
     group="data",

@@ -1,7 +1,6 @@
 """The `filter` stage: some of the files of a corpus that is read in parts, with the rows that are used (`corpus.last_pass`)."""
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.stages.cache import libraries
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Cost, Stage, any_number, exactly_one
 from snaketune.stages.outcome import Outcome
@@ -14,7 +13,7 @@ STAGE = Stage(
     job_name="{name}/{part}",
     inputs={"decided": exactly_one("decide"), "read": any_number("read")},
     transitive=("read",),
-    libraries=libraries.always("pyarrow"),
+    libraries=("pyarrow",),
     cost=Cost(mb_per_gb=100, minutes_per_gb=5, disk_per_text=1),
     group="data",
     array=True,

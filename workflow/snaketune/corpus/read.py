@@ -17,7 +17,7 @@ STAGE = Stage(
     job_name="{name}/{part}",
     inputs={"against": any_number("corpus"), "selected": any_number("select")},
     files=("files", "against_files"),
-    libraries=libraries.of_corpus,
+    libraries=libraries.CORPUS,
     # Of the text that it reads; pairing completions needs a whole file in memory.
     cost=lambda spec: Cost(mb_per_gb=5000 if spec.kind == "unpaired" else 1000, minutes_per_gb=30, disk_per_text=1),
     group="data",

@@ -257,34 +257,31 @@ def leaves(value: Any) -> Iterator[Any]:
                 yield leaf
 
 
-def without_nulls(value: Any) -> Any:
-    """Remove the null keys of a value from a table, where every struct has the keys of all structs.
+def table_row(number: int, row: dict[str, Any]) -> RawRow:
+    """Return a row of a table with its columns as JSON has them; NaN, which is null there, is noted."""
+    cleaned = nan_as_null(row)
+    columns = {column: json_value(value) for column, value in cleaned.items()}
+    return RawRow("row", number, columns, () if cleaned is row else NAN_AS_NULL)
 
-    >>> without_nulls([{"a": 1, "b": None}, {"a": None, "b": {"c": None}}])
-    [{'a': 1}, {'b': {}}]
+
+def json_value(value: Any) -> Any:
+    """Return a value of a table as JSON has it.
+
+    Null keys are removed, because every struct has the keys of all structs; bytes that are UTF-8 are text in many tables.
+
+    >>> json_value([{"a": 1, "b": None}, {"a": None, "b": {"c": None}}, b"x", b"\\xff"])
+    [{'a': 1}, {'b': {}}, 'x', b'\xff']
     """
     match value:
+        case str():
+            return value
         case dict():
-            return {key: without_nulls(item) for key, item in value.items() if item is not None}
+            return {key: json_value(item) for key, item in value.items() if item is not None}
         case list():
-            return [without_nulls(item) for item in value]
-    return value
-
-
-def bytes_as_text(value: Any) -> Any:
-    """Decode bytes that are UTF-8, as many tables hold texts.
-
-    >>> bytes_as_text({"a": [b"x", "y", b"\\xff"]})
-    {'a': ['x', 'y', b'\\xff']}
-    """
-    match value:
+            return [json_value(item) for item in value]
         case bytes():
             with suppress(UnicodeDecodeError):
                 return value.decode()
-        case dict():
-            return {key: bytes_as_text(item) for key, item in value.items()}
-        case list():
-            return [bytes_as_text(item) for item in value]
     return value
 
 
@@ -294,13 +291,24 @@ def nan_as_null(value: Any) -> Any:
     >>> nan_as_null({"a": [float("nan"), 1.5]})
     {'a': [None, 1.5]}
     """
+    if not _holds_nan(value):
+        return value
     match value:
-        case float():
-            return value if value == value else None
         case dict():
-            cleaned = {key: nan_as_null(item) for key, item in value.items()}
-            return cleaned if any(cleaned[key] is not item for key, item in value.items()) else value
+            return {key: nan_as_null(item) for key, item in value.items()}
         case list():
-            items = [nan_as_null(item) for item in value]
-            return items if any(item is not old for item, old in zip(items, value)) else value
-    return value
+            return [nan_as_null(item) for item in value]
+    return None
+
+
+def _holds_nan(value: Any) -> bool:
+    match value:
+        case str():
+            return False
+        case dict():
+            return any(map(_holds_nan, value.values()))
+        case list():
+            return any(map(_holds_nan, value))
+        case float():
+            return value != value
+    return False

@@ -35,7 +35,7 @@ STAGE = Stage(
         "reference": any_number("sft", "dpo"),
     },
     files=("base",),
-    libraries=libraries.of_reproduction,
+    libraries=libraries.TRAINING,
     operation=tuple(key for key in (*TRAINING, "share_kernels") if key not in BEFORE),
     takes_operation=True,
     cost=ModelCost(flops=6),

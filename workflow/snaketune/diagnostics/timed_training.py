@@ -12,6 +12,7 @@ the end of each window, where the Trainer logs a line, so that steps within a wi
 
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.findings import report_findings
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec, TimingSpec
+from snaketune.tracking.curves import TrackedRun
 from snaketune.training.launch.worker import is_main_process
 from snaketune.training.pipeline import examine_machine, ready_trainer, take_steps
 from snaketune.training.prepared import PreparedTraining, TrainingRun
@@ -42,24 +44,34 @@ TRACE = "trace.json.gz"
 WINDOWS = 10
 
 
-def time_training(
+def build(
     spec: TimingSpec,
     work: WorkFolder,
+    *,
     operation: Execution,
     pack: Artifact,
     tokenizer: Artifact,
-    model: Sequence[Artifact],
-    ref_logps: Sequence[Artifact],
-    reference: Sequence[Artifact],
+    base: Sequence[Path] = (),
+    model: Sequence[Artifact] = (),
+    base_layers: Sequence[Artifact] = (),
+    ref_logps: Sequence[Artifact] = (),
+    reference: Sequence[Artifact] = (),
+    tracked: TrackedRun | None = None,
 ) -> Outcome:
-    """Fill `work.payload` with `measured.json`. Args: model: the results that the run starts from, if any."""
-    for result in (tokenizer, *model):
+    """Fill `work.payload` with `measured.json`.
+
+    Args:
+        model, base_layers: the results that the run starts from, if any.
+        tracked: not used, as timings aren't tracked.
+    """
+    start = (*model, *base_layers)
+    for result in (tokenizer, *start):
         result.files()
     run = TrainingRun.of(spec.run, operation, work)
     if isinstance(spec.run, SftSpec):
-        training = prepare_sft(run, pack, tokenizer, model)
+        training = prepare_sft(run, pack, tokenizer, start)
     else:
-        training = prepare_dpo(run, model, pack, *ref_logps, reference=reference)
+        training = prepare_dpo(run, start, pack, *ref_logps, reference=reference)
     check = examine_machine(training)
     if small := [finding.problem for finding in check.findings if finding.certain and finding.key == "training"]:
         # Too little memory is a measurement, like running out of it.

@@ -1,12 +1,8 @@
 """The `timing` stage: a short, timed training in launched processes, whose weights are discarded."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snaketune.artifacts.manifest import Artifact
-from snaketune.config.operation import Execution
 from snaketune.diagnostics.settings import MEASURED
 from snaketune.errors import SnaketuneError
 from snaketune.files import write_json
@@ -18,11 +14,11 @@ from snaketune.stages.specs import TimingSpec
 
 if TYPE_CHECKING:
     from snaketune.stages.loaded_job import LoadedJob
-    from snaketune.tracking.curves import TrackedRun
 
 
 STAGE = Stage(
     module=__name__,
+    work="snaketune.diagnostics.timed_training",
     spec=TimingSpec,
     payload="measured",
     job_name="{name}/{variant}/{repeat}",
@@ -35,32 +31,12 @@ STAGE = Stage(
         "reference": any_number("sft", "dpo"),
     },
     files=("base",),
-    libraries=libraries.of_calibration,
+    libraries=libraries.TRAINING,
     operation=(*TRAINING, "share_kernels"),
     launcher=__name__,
     cost=ModelCost(flops=0),
     measures=True,
 )
-
-
-def build(
-    spec: TimingSpec,
-    work: WorkFolder,
-    *,
-    operation: Execution,
-    pack: Artifact,
-    tokenizer: Artifact,
-    base: Sequence[Path] = (),
-    model: Sequence[Artifact] = (),
-    base_layers: Sequence[Artifact] = (),
-    ref_logps: Sequence[Artifact] = (),
-    reference: Sequence[Artifact] = (),
-    tracked: "TrackedRun | None" = None,
-) -> Outcome:
-    """Fill `work.payload` with `measured.json`. Args: tracked: not used, as timings aren't tracked."""
-    from snaketune.diagnostics.timed_training import time_training
-
-    return time_training(spec, work, operation, pack, tokenizer, (*model, *base_layers), ref_logps, reference)
 
 
 def launch(job: "LoadedJob", work: WorkFolder) -> Outcome:

@@ -34,7 +34,7 @@ STAGE = Stage(
         "gguf": any_number("convert"),
     },
     files=("base",),
-    libraries=libraries.of_verification,
+    libraries=(*libraries.MODEL, "accelerate", "gguf"),
     operation=("gpus", "allow_cpu", "load_in_memory", "share_kernels"),
     takes_operation=True,
     cost=ModelCost(flops=0),

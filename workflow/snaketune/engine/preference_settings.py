@@ -42,6 +42,16 @@ NEEDS: dict[str, Needs] = {
 }
 
 
+def weights_by_loss(loss: str | Mapping[str, float]) -> dict[str, float]:
+    """Every loss with its weight, in the order of `NEEDS`, so that another order has no effect.
+
+    >>> weights_by_loss({"sft": 1.0, "sigmoid": 0.8}), weights_by_loss("ipo")
+    ({'sigmoid': 0.8, 'sft': 1.0}, {'ipo': 1.0})
+    """
+    weights = loss if isinstance(loss, Mapping) else {loss: 1.0}
+    return {name: weights[name] for name in NEEDS if name in weights}
+
+
 @dataclass(frozen=True, kw_only=True)
 class StopIf:
     """Thresholds of metrics by `metric_below` or `metric_above`, of means over `window` steps, from step `from_step` on."""

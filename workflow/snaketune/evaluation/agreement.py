@@ -1,20 +1,19 @@
 """How often a model and a teacher expect the same token, how far their probabilities are apart, and at which tokens they part:
 on held-out rows for which the teacher's most likely tokens are stored."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from snaketune.engine.distillation import agreement, collate_teacher
-from snaketune.engine.model.batches import collate
+from snaketune.engine.model.batches import Batch, collate
 from snaketune.engine.model.devices import Compute
 from snaketune.engine.model.forward import packed_values
-from snaketune.engine.model.logprobs import AutoBatch
+from snaketune.engine.model.logprobs import over_all_rows
 from snaketune.engine.packing.rows import PackedRows
+from snaketune.evaluation.held_out import by_document, document_of
 from snaketune.evaluation.score_intervals import per_token, per_token_interval
-from snaketune.progress import progress
 from snaketune.tokenization.chat import ChatTokenizer
 
 # Pairs of tokens that are reported, and the tokens before an example.
@@ -32,33 +31,30 @@ class Parting:
     before: list[int] = field(default_factory=list)
 
 
-@torch.no_grad()
 def teacher_agreement(
     model: torch.nn.Module, rows: PackedRows, temperature: float, compute: Compute, chat: ChatTokenizer
 ) -> dict[str, Any]:
     """Share of the supervised tokens with the same most likely token, and the mean divergence D(teacher ‖ model) in nats, with
     95% intervals over documents; and the pairs of different tokens with the largest summed divergence. Args: rows: with the
     teacher's columns."""
-    agreed: list[float] = []
-    nats: list[float] = []
-    tokens: list[int] = []
+    documents: list[tuple[float, float, int]] = []
     parting: dict[tuple[int, int], Parting] = {}
-    for batch in _batches(rows, compute):
-        with compute.autocast():
-            _, values_U = packed_values(model, batch, agreement(temperature, batch))
+
+    def forward(chosen: list[dict[str, Any]]) -> tuple[Batch, Any]:
+        batch = collate(chosen, compute.kernel, rows.longest[0])
+        batch = (batch | collate_teacher(chosen, batch)).to(compute.device)
+        return batch, packed_values(model, batch, agreement(temperature, batch))
+
+    for batch, (_, values_U) in over_all_rows(rows, compute, "agreement with the teacher", forward):
         token_N, kl_N = (values.index_select(0, batch["source_rows"]).cpu() for values in values_U)
         teacher_N = batch["teacher_ids"].index_select(0, batch["source_rows"])[:, 0].cpu()
-        layout = batch["segments"].layout
-        tree_D = torch.from_numpy(layout.trees[layout.documents])
-        document_N = tree_D[batch["target_documents"].cpu()]
-        for document in document_N.unique().tolist():
-            of_document = document_N == document
-            agreed.append(float((token_N == teacher_N)[of_document].sum()))
-            nats.append(float(kl_N[of_document].double().sum()))
-            tokens.append(int(of_document.sum()))
+        agreed_D, tokens_D = by_document(token_N == teacher_N, *document_of(batch))
+        nats_D, _ = by_document(kl_N, *document_of(batch))
+        documents += [one for one in zip(agreed_D, nats_D, tokens_D) if one[2]]
         _add_parting(parting, batch, token_N, teacher_N, kl_N)
-    if not tokens:
+    if not documents:
         return {"agreement": None, "kl": None, "tokens": 0, "parting": []}
+    agreed, nats, tokens = zip(*documents)
     largest = sorted(parting.items(), key=lambda pair: (-pair[1].nats, pair[0]))[:PARTING]
     return {
         "agreement": round(per_token(agreed, tokens)[0], 5),
@@ -78,14 +74,6 @@ def teacher_agreement(
             for (teacher, token), found in largest
         ],
     }
-
-
-def _batches(rows: PackedRows, compute: Compute) -> Iterator[Any]:
-    size = AutoBatch(rows.row_length, compute.device).rows
-    for begin in progress(range(0, len(rows), size), "agreement with the teacher", "batches", -(-len(rows) // size)):
-        chosen = [rows[number] for number in range(begin, min(begin + size, len(rows)))]
-        batch = collate(chosen, compute.kernel, rows.longest[0])
-        yield (batch | collate_teacher(chosen, batch)).to(compute.device)
 
 
 def _add_parting(

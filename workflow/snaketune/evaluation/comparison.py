@@ -9,17 +9,19 @@ Each pair is asked for in both orders.
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
-from snaketune.evaluation.win_rates import Comparison, win_rate
+from snaketune.evaluation.win_rates import win_rate
 from snaketune.files import write_json
 from snaketune.patterns import search_last
-from snaketune.sampling.judge_models import JudgeModel
+from snaketune.sampling.judge_models import judge_of
 from snaketune.sampling.judge_questions import ask, question, read_rubric
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
@@ -41,14 +43,28 @@ VALUES = {"a": 1.0, "b": 0.0, "tie": 0.5}
 TIE = 0.5
 
 
-def compare_responses(
-    spec: CompareSpec, work: WorkFolder, evaluated: Artifact, opponent: Artifact, rubric: Path, judge: JudgeModel
+def build(
+    spec: CompareSpec,
+    work: WorkFolder,
+    *,
+    evaluated: Artifact,
+    opponent: Artifact,
+    tokenizer: Sequence[Artifact] = (),
+    model: Sequence[Artifact] = (),
+    base_layers: Sequence[Artifact] = (),
+    rubric: Sequence[Path],
+    base: Sequence[Path] = (),
+    operation: Execution,
 ) -> Outcome:
-    """Write the files above.
+    """Write the files above to `work.payload`.
 
+    Args:
+        opponent: the evaluation of the other model; the rest as in the stage `judge`.
     Raises:
         SnaketuneError: the evaluations have no prompt in common, or no reply can be read.
     """
+    results = (*model, *base_layers)
+    judge = judge_of(spec, work, tokenizer=tokenizer, results=results, base_files=base, operation=operation)
     ours, theirs = (
         {(row["corpus"], row["id"]): row for row in map(json.loads, _lines(result.file("responses.jsonl")))}
         for result in (evaluated, opponent)
@@ -58,7 +74,7 @@ def compare_responses(
         raise SnaketuneError(
             "the evaluations have no response to the same prompt; a judge needs eval.NAME.conversations with held-out rows"
         )
-    text = read_rubric(rubric)
+    text = read_rubric(rubric[0])
     asked = [key for key in keys if ours[key]["response"] != theirs[key]["response"]]
     questions = [
         question(text, {"conversation": ours[key]["prompt"], "response A": first, "response B": second}, TASK)
@@ -79,22 +95,17 @@ def compare_responses(
         second = None if second is None else 1.0 - second
         verdicts[key] = {"first": first, "second": second, "first_reply": first_reply, "second_reply": second_reply}
     equal = {"first": TIE, "second": TIE, "first_reply": None, "second_reply": None}
-    rows = [{"corpus": key[0], "id": key[1], **verdicts.get(key, equal)} for key in keys]
-    write_table(work.payload / "verdicts.arrow", pa.Table.from_pylist(rows, schema=VERDICTS))
-    compared = [
-        Comparison(
-            first=row["first"],
-            second=row["second"],
-            tokens=ours[row["corpus"], row["id"]]["tokens"],
-            opponent_tokens=theirs[row["corpus"], row["id"]]["tokens"],
-        )
-        for row in rows
+    rows = [
+        {"corpus": key[0], "id": key[1], **verdicts.get(key, equal)}
+        | {"tokens": ours[key]["tokens"], "opponent_tokens": theirs[key]["tokens"]}
+        for key in keys
     ]
+    write_table(work.payload / "verdicts.arrow", pa.Table.from_pylist(rows, schema=VERDICTS))
     truncated = {
         name: _truncated([rows_of[key] for key in keys], result)
         for name, rows_of, result in (("truncated", ours, evaluated), ("opponent_truncated", theirs, opponent))
     }
-    scores = win_rate(compared) | truncated | {"equal": len(keys) - len(asked)}
+    scores = win_rate(rows) | truncated | {"equal": len(keys) - len(asked)}
     write_json(work.payload / "win_rate.json", scores)
     again = sum(times == 2 for _, _, times in found)
     counts = {"prompts": len(keys), "verdicts": len(found), "readable": readable, "asked_again": again}

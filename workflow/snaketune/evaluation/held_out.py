@@ -3,17 +3,20 @@
 import math
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.engine.model.batches import Batch
 from snaketune.engine.model.devices import Compute
 from snaketune.engine.model.logprobs import all_pair_logprobs, losses_by_batch
 from snaketune.engine.model.packing_support import choose_kernel
 from snaketune.engine.model.selftest import self_test
 from snaketune.engine.packing.rows import PackedRows
-from snaketune.evaluation.score_intervals import mean_interval, per_token_interval, share_interval
+from snaketune.evaluation.pair_scores import accuracy, by_source, margins, mean
+from snaketune.evaluation.score_intervals import per_token_interval
 from snaketune.packing.reader import documents
 from snaketune.training.reference.logps_table import Reference, is_comparable, read_ref_logps
 
@@ -39,6 +42,14 @@ def choose_forward(
     return tested.compute, tested.about(), {"self_test_share": tested.share}
 
 
+def document_of(batch: Batch) -> tuple[torch.Tensor, int]:
+    """The document of each supervised token of a batch, int64[N], and the number of documents."""
+    layout = batch["segments"].layout
+    # The turns of a conversation may be several segments, which form a tree.
+    tree_D = torch.from_numpy(layout.trees[layout.documents])
+    return tree_D[batch["target_documents"].cpu()], int(layout.trees.max(initial=-1)) + 1
+
+
 def by_document(losses_N: torch.Tensor, document_N: torch.Tensor, documents: int) -> tuple[list[float], list[int]]:
     """The summed losses and the tokens of a batch's documents; `document_N`: the document of each loss, int64[N]."""
     document_N = document_N.cpu()
@@ -59,11 +70,7 @@ def held_out_loss(
     all_sums: list[float] = []
     all_tokens: list[int] = []
     for batch, losses_N in losses_by_batch(model, rows, compute, f"loss, {name}"):
-        layout = batch["segments"].layout
-        # The turns of a conversation may be several segments, which form a tree.
-        tree_D = torch.from_numpy(layout.trees[layout.documents])
-        document_N, documents = tree_D[batch["target_documents"].cpu()], int(layout.trees.max(initial=-1)) + 1
-        sums, tokens = by_document(losses_N, document_N, documents)
+        sums, tokens = by_document(losses_N, *document_of(batch))
         all_sums += sums
         all_tokens += tokens
     table = loss_table(name, all_sums, all_tokens)
@@ -116,33 +123,30 @@ def held_out_preferences(
     references: dict[str, Reference],
 ) -> tuple[dict[str, Any], pa.Table]:
     """Scores of the held-out rows of one pack, and a table of its pairs (PAIRS, in the order of the rows)."""
-    sums_P2, counts_P2 = all_pair_logprobs(model, rows, compute, f"preferences, {name}")
+    sums_P2, counts_P2 = (both.numpy() for both in all_pair_logprobs(model, rows, compute, f"preferences, {name}"))
     held_out = list(documents(pack, "held_out"))
     ids, sources = ([document[what] for document in held_out] for what in ("id", "source"))
-    reference_P2 = reference_logps(ids, counts_P2, references)
-    scores = preference_scores(sums_P2, counts_P2, reference_P2) | by_source(sources, sums_P2, counts_P2, reference_P2)
-    return scores, pair_table(name, ids, sources, sums_P2, counts_P2, reference_P2)
+    pairs = pair_table(name, ids, sources, sums_P2, counts_P2, reference_logps(ids, counts_P2, references))
+    scores = preference_scores(pairs) | by_source(sources, lambda own_P: preference_scores(pairs.filter(own_P)))
+    return scores, pairs
 
 
 def pair_table(
     corpus: str,
     ids: list[str],
     sources: list[int],
-    sums_P2: torch.Tensor,
-    counts_P2: torch.Tensor,
-    reference_P2: torch.Tensor,
+    sums_P2: np.ndarray,
+    counts_P2: np.ndarray,
+    reference_P2: np.ndarray,
 ) -> pa.Table:
-    known_P2 = [[None if math.isnan(logp) else logp for logp in logps] for logps in reference_P2.tolist()]
-    rows = [
-        (corpus, pair, source, *sums, *counts, *logps)
-        for pair, source, sums, counts, logps in zip(
-            ids, sources, sums_P2.tolist(), counts_P2.tolist(), known_P2, strict=True
-        )
-    ]
-    return pa.Table.from_pylist([dict(zip(PAIRS.names, row)) for row in rows], schema=PAIRS)
+    sides = [side_P.tolist() for of_pairs in (sums_P2, counts_P2, reference_P2) for side_P in of_pairs.T]
+    columns = [[corpus] * len(ids), ids, sources, *sides]
+    # NaN, of a pair without a reference, becomes null.
+    arrays = [pa.array(column, field.type, from_pandas=True) for column, field in zip(columns, PAIRS, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=PAIRS)
 
 
-def reference_logps(ids: list[str], counts_P2: torch.Tensor, references: dict[str, Reference]) -> torch.Tensor:
+def reference_logps(ids: list[str], counts_P2: np.ndarray, references: dict[str, Reference]) -> np.ndarray:
     """Reference log-probabilities, float64[P, 2], NaN where there are none over exactly the evaluated tokens; print
     how many there are over others: training may truncate a pair elsewhere than the evaluation, and log-probabilities of
     different tokens give no reward."""
@@ -154,55 +158,33 @@ def reference_logps(ids: list[str], counts_P2: torch.Tensor, references: dict[st
         mismatched += reference is not None and not same
     if mismatched:
         print(f"{mismatched} pairs were truncated differently for the reference; they get no reward", flush=True)
-    return torch.tensor(logps, dtype=torch.float64).reshape(-1, 2)
+    return np.array(logps, np.float64).reshape(-1, 2)
 
 
-def by_source(
-    sources: list[int], sums_P2: torch.Tensor, counts_P2: torch.Tensor, reference_P2: torch.Tensor
-) -> dict[str, Any]:
-    """`{"by_source": ...}`, the `preference_scores` by index of the source; empty if there is only one source."""
-    scores = {}
-    for number in sorted(set(sources)):
-        indices = [index for index, source in enumerate(sources) if source == number]
-        scores[str(number)] = preference_scores(sums_P2[indices], counts_P2[indices], reference_P2[indices])
-    return {"by_source": scores} if len(scores) > 1 else {}
-
-
-def preference_scores(sums_P2: torch.Tensor, counts_P2: torch.Tensor, reference_P2: torch.Tensor) -> dict[str, Any]:
-    """Accuracies and margins of held-out pairs, from log-probabilities, token counts and `reference_logps`.
+def preference_scores(pairs: pa.Table) -> dict[str, Any]:
+    """Accuracies and margins of held-out pairs (PAIRS).
 
     `logp_accuracy`: share of pairs whose chosen completion has the higher log-probability; `reward_accuracy` and
     `reward_margin_nats`: the same for the log-ratio to the reference (DPO's implicit reward, not scaled by beta);
     log-probabilities and rewards of both completions, means over the pairs. A tie counts half in an accuracy. The names are
-    listed in `config/score_names.py`; each has a 95% interval (`NAME_interval`).
+    listed in `publishing/measures.py`; each has a 95% interval (`NAME_interval`).
     """
-    chosen_P, rejected_P = sums_P2.unbind(1)
-    per_token_P2 = sums_P2 / counts_P2.clamp(min=1)
-    ratio_K2 = (sums_P2 - reference_P2)[~reference_P2[:, 0].isnan()]
-    margin_K = ratio_K2[:, 0] - ratio_K2[:, 1]
+    referenced = pairs.filter(pairs["reference_chosen_logp"].is_valid())
+    margin_of, reward_margin_K = margins(pairs), margins(referenced)["reward_accuracy"]
+    logps, rewarded, references = (
+        {side: table[f"{whose}{side}_logp"].to_numpy() for side in ("chosen", "rejected")}
+        for table, whose in ((pairs, ""), (referenced, ""), (referenced, "reference_"))
+    )
     return {
-        "pairs": len(sums_P2),
-        **_mean("logp_margin_nats", chosen_P - rejected_P),
-        **_mean("chosen_logp_nats", chosen_P),
-        **_mean("rejected_logp_nats", rejected_P),
-        **_share_won("logp_accuracy", chosen_P - rejected_P),
-        **_share_won("logp_accuracy_per_token", per_token_P2[:, 0] - per_token_P2[:, 1]),
-        "pairs_with_reference": len(ratio_K2),
-        **_mean("reward_margin_nats", margin_K),
-        **_mean("chosen_reward_nats", ratio_K2[:, 0]),
-        **_mean("rejected_reward_nats", ratio_K2[:, 1]),
-        **_share_won("reward_accuracy", margin_K),
+        "pairs": len(pairs),
+        **mean("logp_margin_nats", margin_of["logp_accuracy"]),
+        **mean("chosen_logp_nats", logps["chosen"]),
+        **mean("rejected_logp_nats", logps["rejected"]),
+        **accuracy("logp_accuracy", margin_of["logp_accuracy"]),
+        **accuracy("logp_accuracy_per_token", margin_of["logp_accuracy_per_token"]),
+        "pairs_with_reference": len(referenced),
+        **mean("reward_margin_nats", reward_margin_K),
+        **mean("chosen_reward_nats", rewarded["chosen"] - references["chosen"]),
+        **mean("rejected_reward_nats", rewarded["rejected"] - references["rejected"]),
+        **accuracy("reward_accuracy", reward_margin_K),
     }
-
-
-def _mean(name: str, values_P: torch.Tensor) -> dict[str, Any]:
-    """The mean, None without pairs, and its 95% interval."""
-    mean = round(values_P.double().mean().item(), 4) if len(values_P) else None
-    return {name: mean, f"{name}_interval": mean_interval(values_P.tolist())}
-
-
-def _share_won(name: str, margins_P: torch.Tensor) -> dict[str, Any]:
-    """The share of margins above zero, zeros counting half, None without pairs, and Wilson's interval."""
-    share = ((1 + margins_P.sign()) / 2).double().mean().item() if len(margins_P) else None
-    interval = share_interval(share, len(margins_P))
-    return {name: None if share is None else round(share, 4), f"{name}_interval": interval}

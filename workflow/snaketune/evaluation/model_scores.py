@@ -9,19 +9,18 @@ pairs.arrow       log-probabilities of the completions of every held-out pair, w
 import json
 import os
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.config.generation import Server
 from snaketune.config.operation import Execution
 from snaketune.engine.model.attention import use_own_attention
-from snaketune.engine.model.devices import Compute, resolve_compute, use_threads
+from snaketune.engine.model.devices import use_threads
 from snaketune.engine.model.parameters import parameter_count
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.agreement import teacher_agreement
@@ -36,91 +35,81 @@ from snaketune.evaluation.held_out import (
     held_out_preferences,
 )
 from snaketune.evaluation.held_out_prompts import held_out_prompts
+from snaketune.evaluation.reward_scores import score_reward_model
 from snaketune.evaluation.tasks import prepared_tasks, run_tasks
 from snaketune.files import write_json
-from snaketune.models.adapter_stack import AdapterStack
-from snaketune.models.load_model import set_special_tokens
 from snaketune.packing.reader import open_rows
-from snaketune.sampling.engines import check_engine_memory, resolve, server_engine
+from snaketune.sampling.engines import engine_of, resolve
 from snaketune.sampling.generation_check import MODES, choose_generation_mode
-from snaketune.sampling.responses import Engine, Request, ResponseCache, batches, key_parts
+from snaketune.sampling.responses import Request, batches
+from snaketune.sampling.sampled import Sampled
 from snaketune.sampling.transformers_engine import TransformersEngine
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import EvalSpec
 from snaketune.tables import write_table
-from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.reference.teacher_file import open_teacher
 
 
-def score_model(
+def build(
     spec: EvalSpec,
     work: WorkFolder,
     *,
-    results: tuple[Artifact, ...],
+    model: list[Artifact],
     tokenizer: Artifact,
     corpora: list[Artifact],
     packs: list[Artifact],
     ref_logps: list[Artifact],
     base: list[Path],
-    kl_from: tuple[Artifact, ...],
-    taught: tuple[Artifact, ...],
     tasks: list[Path],
+    task_data: list[Path],
     operation: Execution,
+    base_layers: Sequence[Artifact] = (),
+    kl_from: Sequence[Artifact] = (),
+    kl_base: Sequence[Path] = (),
+    teacher: Sequence[Artifact] = (),
+    taught_pack: Sequence[Artifact] = (),
 ) -> Outcome:
-    """Fill `work.payload` with the files above.
+    """Fill `work.payload` with the files above; of a reward model, with those of `evaluation.reward_scores`.
 
     Args:
-        results: the evaluated result and its base layers; empty for a base model.
+        model, base_layers: the evaluated result and its base layers; empty for a base model.
         packs: packs of `spec.conversations`, then of `spec.preferences`.
-        kl_from: the results of the model from which the divergence is measured, if `spec.kl` says so.
-        taught: a teacher's tokens and the pack that they belong to, if `spec.teacher_temperature` is set.
         tasks: files of the tasks' folder; empty for tasks that lm-evaluation-harness ships.
+        task_data: files outside the tasks' folder that tasks name; lm-eval reads them itself.
         operation: with the engine of responses.
+        kl_from, kl_base: the results and the base of the model from which the divergence is measured, if `spec.kl` says so.
+        teacher, taught_pack: a teacher's tokens, and the rows that they belong to, if `spec.teacher_temperature` is set.
     """
+    if spec.rewards:
+        return score_reward_model(spec, work, model=model[0], packs=packs)
+    results, taught = (*model, *base_layers), (*teacher, *taught_pack)
     started = time.monotonic()
-    compute = resolve_compute("auto")
-    tokenizer.files()
-    chat = ChatTokenizer.load(tokenizer.folder)
-    stack = AdapterStack(
+    sampled = Sampled(
         results=results,
         base=spec.base,
-        tokenizer=tokenizer.folder,
         trust_remote_code=spec.trust_remote_code,
+        tokenizer=tokenizer,
+        decoding=spec.generation.decoding,
+        frozen=_frozen(ref_logps),
+        base_files=base,
+        operation=operation,
+        work=work,
     )
+    chat, compute, decoding = sampled.chat, sampled.compute, sampled.decoding
     prompts, encoded = held_out_prompts(spec, chat, corpora)
     wanted = batches(encoded, 1, spec.generation.batch_size)
-    decoding = spec.generation.decoding
-    where = {"base": spec.base, "base_files": base, "decoding": decoding, "work_root": work.root}
-    key = key_parts(results=results, tokenizer=tokenizer, **where)
     engine_name = resolve(operation.engine, operation.vllm, compute.device.type) if wanted else "transformers"
     cache, generated = None, 0
-    longest = max(map(len, encoded), default=0) + decoding.max_new_tokens
-    if not isinstance(engine_name, Server):
-        check_engine_memory(
-            engine_name, wanted, stack, compute, frozen=_frozen(ref_logps), longest=longest, gpus=operation.gpus
-        )
     if engine_name != "transformers":
         # Before this process takes memory of the GPU.
-        engine: Engine = server_engine(
-            engine_name,
-            environment=operation.vllm,
-            stack=stack,
-            tokenizer=tokenizer,
-            chat=chat,
-            decoding=decoding,
-            compute=compute,
-            frozen=_frozen(ref_logps),
-            gpus=operation.gpus,
-            longest=longest,
-            work=work,
-        )
-        cache = ResponseCache(work, engine, key)
+        longest = max(map(len, encoded)) + decoding.max_new_tokens
+        cache = sampled.cache(engine_of(engine_name, sampled, longest))
         generated, _ = cache.complete(wanted)
     folder = Path(os.path.commonpath([path.parent for path in tasks])) if tasks else None
     tasks_at = prepared_tasks(spec.tasks, folder, tokenizer.folder, work.state) if spec.tasks else nullcontext()
     with tasks_at as prepared:
-        loaded, config = _load(stack, ref_logps, chat, compute)
+        loaded = sampled.load().to(compute.device)
         use_threads(loaded.config, compute)
         # Before the model's own attention is replaced.
         generates = bool(prepared or (wanted and cache is None))
@@ -131,7 +120,7 @@ def score_model(
                 "other logits than its forward; remove the tasks from this model's evaluation"
             )
         held_out = [open_rows(pack, "held_out") for pack in (*packs, *taught[1:])]
-        compute, about, run = choose_forward(loaded, config, held_out, compute)
+        compute, about, run = choose_forward(loaded, sampled.stack.config(), held_out, compute)
         references = comparable_references(ref_logps, compute)
         of_pairs = list(zip(held_out, packs))[len(spec.conversations) :]
         preferences = {
@@ -152,7 +141,7 @@ def score_model(
         use_own_attention(loaded)
         if cache is None:
             engine = TransformersEngine(model=loaded, chat=chat, compute=compute, mode=mode, decoding=decoding)
-            cache = ResponseCache(work, engine, key)
+            cache = sampled.cache(engine)
             generated, _ = cache.complete(wanted)
         responses = [
             judge(prompt, known.text, len(known.tokens), spec.exact_match)
@@ -161,7 +150,7 @@ def score_model(
         for name in spec.conversations:
             scores["conversations"][name]["exact_match"] = summarize([r for r in responses if r.corpus == name])
         if spec.kl:
-            start, _ = _load(replace(stack, results=kl_from, base=spec.kl_base), ref_logps, chat, compute)
+            start = replace(sampled, results=tuple(kl_from), base=spec.kl_base).load().to(compute.device)
             answered = [cache.known[Request(ids).digest].tokens for ids in encoded]
             kl_by_response = kl_of_responses(loaded, start, encoded, answered, compute)
             for name in spec.conversations:
@@ -198,14 +187,3 @@ def _frozen(ref_logps: list[Artifact]) -> bool:
     """Whether weights are loaded in the data type of the computation: the same rule as for the reference, so that their
     log-probabilities can be compared."""
     return not ref_logps or ref_logps[0].manifest["spec"]["frozen_weights"]
-
-
-def _load(
-    stack: AdapterStack, ref_logps: list[Artifact], chat: ChatTokenizer, compute: Compute
-) -> tuple[PreTrainedModel, PretrainedConfig | None]:
-    """Load the model; return it and its config as stored."""
-    for result in stack.results:
-        result.files()
-    loaded = stack.load(compute.weights_dtype(frozen=_frozen(ref_logps)))
-    set_special_tokens(loaded, chat)
-    return loaded.to(compute.device), stack.config()

@@ -113,6 +113,7 @@ def row_scores(evaluation: Artifact, metric: str) -> "tuple[Sequence[Any], np.nd
     score, or, of a loss, its negative."""
     import numpy as np
 
+    from snaketune.evaluation.pair_scores import margins, wins
     from snaketune.tables import read_table
 
     if metric == "held_out_loss":
@@ -121,22 +122,13 @@ def row_scores(evaluation: Artifact, metric: str) -> "tuple[Sequence[Any], np.nd
         per_token_D = -losses["loss_nats"].to_numpy() / tokens_D.mean() if len(tokens_D) else np.zeros(0)
         return list(zip(losses["document"].to_pylist(), tokens_D.tolist())), per_token_D
     pairs = read_table(evaluation.file("pairs.arrow"))
-    sides = [pairs[f"{side}_logp"].to_numpy() for side in ("chosen", "rejected")]
-    if metric.startswith("reward_"):
-        for number, side in enumerate(("chosen", "rejected")):
-            reference = pairs[f"reference_{side}_logp"]
-            if reference.null_count:
-                raise SnaketuneError(
-                    f"{evaluation.manifest_path}: {reference.null_count} of {len(reference)} held-out pairs have no "
-                    f"log-probabilities of the reference that can be compared, so there is no {metric}; choose "
-                    "logp_accuracy or logp_margin_nats"
-                )
-            sides[number] = sides[number] - reference.to_numpy()
-    elif metric == "logp_accuracy_per_token":
-        counts = (pairs[f"{side}_tokens"].to_numpy().clip(min=1) for side in ("chosen", "rejected"))
-        sides = [sums / count for sums, count in zip(sides, counts)]
-    margin_P = sides[0] - sides[1]
-    return pairs["id"].to_pylist(), margin_P if metric.endswith("_nats") else (1 + np.sign(margin_P)) / 2
+    if metric.startswith("reward_") and (missing := pairs["reference_chosen_logp"].null_count):
+        raise SnaketuneError(
+            f"{evaluation.manifest_path}: {missing} of {len(pairs)} held-out pairs have no log-probabilities of the "
+            f"reference that can be compared, so there is no {metric}; choose logp_accuracy or logp_margin_nats"
+        )
+    margin_P = margins(pairs)[metric.replace("margin_nats", "accuracy")]
+    return pairs["id"].to_pylist(), margin_P if metric.endswith("_nats") else wins(margin_P)
 
 
 def check_rows(values: "Mapping[str, tuple[Sequence[Any], np.ndarray]]") -> int:

@@ -4,7 +4,6 @@ scores.json      accuracy, margin and rewards, in all and by source; accuracy by
 rewards.arrow    the rewards of every held-out pair
 """
 
-import math
 import time
 from typing import Any
 
@@ -14,15 +13,15 @@ import torch
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base_models import Pretrained
+from snaketune.engine.model.batches import Batch
 from snaketune.engine.model.devices import Compute, resolve_compute, use_threads
-from snaketune.engine.model.logprobs import AutoBatch
-from snaketune.engine.model.machine import is_out_of_memory, reset_peak_memory
+from snaketune.engine.model.logprobs import over_all_rows
 from snaketune.engine.model.parameters import parameter_count
 from snaketune.engine.model.reward_head import packed_rewards, with_rewards
 from snaketune.engine.packing.rows import PackedRows
 from snaketune.engine.pair_rewards import collate_pairs
 from snaketune.evaluation.held_out import choose_forward
-from snaketune.evaluation.score_intervals import mean_interval, share_interval
+from snaketune.evaluation.pair_scores import accuracy, by_source, mean, wins
 from snaketune.files import write_json
 from snaketune.models.load_model import load_reward_model
 from snaketune.packing.reader import documents, open_rows
@@ -63,7 +62,8 @@ def score_reward_model(spec: EvalSpec, work: WorkFolder, *, model: Artifact, pac
         rewards_P2, counts_P2 = all_rewards(loaded, rows, compute, f"preferences, {name}")
         pairs = list(documents(pack, "held_out"))
         sources = np.array([pair["source"] for pair in pairs])
-        scores[name] = reward_scores(rewards_P2) | by_source(sources, rewards_P2) | calibration_scores(rewards_P2)
+        scores[name] = reward_scores(rewards_P2) | calibration_scores(rewards_P2)
+        scores[name] |= by_source(sources, lambda own_P, of=rewards_P2: reward_scores(of[own_P]))
         columns = [[name] * len(pairs), [pair["id"] for pair in pairs], sources, *rewards_P2.T, *counts_P2.T]
         tables.append(pa.Table.from_pydict(dict(zip(REWARDS.names, columns, strict=True)), schema=REWARDS))
     write_json(
@@ -75,30 +75,19 @@ def score_reward_model(spec: EvalSpec, work: WorkFolder, *, model: Artifact, pac
     return Outcome(counts={"pairs": sum(map(len, tables))}, about=about, run=run)
 
 
-@torch.no_grad()
 def all_rewards(model: torch.nn.Module, rows: PackedRows, compute: Compute, what: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rewards, float64[P, 2], and token counts, int64[P, 2], of all packed pairs, in the order of the rows; batches are halved
-    when memory runs out. Args: what: names it in messages."""
+    """Rewards, float64[P, 2], and token counts, int64[P, 2], of all packed pairs, in the order of the rows. Args: what: names
+    it in messages."""
+
+    def forward(chosen: list[dict[str, Any]]) -> tuple[Batch, torch.Tensor]:
+        batch = collate_pairs(chosen, compute.kernel).to(compute.device)
+        return batch, packed_rewards(model, batch)
+
     model.eval()
-    batches, done, rewards, counts = AutoBatch(rows.row_length, compute.device), 0, [], []
-    while done < len(rows):
-        chunk, found = range(done, min(done + batches.rows, len(rows))), None
-        try:
-            batch = collate_pairs([rows[row] for row in chunk], compute.kernel).to(compute.device)
-            with compute.autocast():
-                found = packed_rewards(model, batch)
-        except Exception as error:
-            if batches.rows == 1 or not is_out_of_memory(error):
-                raise
-        if found is None:
-            # Outside the handler, since its traceback holds references to tensors.
-            batches.halve()
-            reset_peak_memory(compute.device)
-            print(f"{what}: out of memory; continuing with {batches.rows} rows per batch", flush=True)
-            continue
-        rewards.append(found.double().cpu().numpy())
+    rewards, counts = [], []
+    for batch, rewards_P2 in over_all_rows(rows, compute, what, forward):
+        rewards.append(rewards_P2.double().cpu().numpy())
         counts.append(batch["completion_tokens"].reshape(-1, 2).cpu().numpy())
-        done += len(chunk)
     return np.concatenate(rewards), np.concatenate(counts)
 
 
@@ -107,17 +96,10 @@ def reward_scores(rewards_P2: np.ndarray) -> dict[str, Any]:
     interval."""
     margin_P = rewards_P2[:, 0] - rewards_P2[:, 1]
     means = {"reward_margin": margin_P, "chosen_reward": rewards_P2[:, 0], "rejected_reward": rewards_P2[:, 1]}
-    scores: dict[str, Any] = {"pairs": len(margin_P), **_accuracy("reward_accuracy", margin_P)}
+    scores = {"pairs": len(margin_P), **accuracy("reward_accuracy", margin_P)}
     for name, values_P in means.items():
-        scores |= {name: round(float(values_P.mean()), 4), f"{name}_interval": mean_interval(values_P.tolist())}
+        scores |= mean(name, values_P)
     return scores
-
-
-def by_source(sources: np.ndarray, rewards_P2: np.ndarray) -> dict[str, Any]:
-    """`{"by_source": ...}`, the `reward_scores` by number of the source; empty if there is only one source."""
-    numbers = np.unique(sources).tolist()
-    scores = {str(number): reward_scores(rewards_P2[sources == number]) for number in numbers}
-    return {"by_source": scores} if len(scores) > 1 else {}
 
 
 def calibration_scores(rewards_P2: np.ndarray) -> dict[str, Any]:
@@ -137,25 +119,16 @@ def calibration_scores(rewards_P2: np.ndarray) -> dict[str, Any]:
     groups = []
     for own in np.array_split(np.argsort(size_P, kind="stable"), min(GROUPS, len(size_P))):
         bounds = {"from": round(float(size_P[own].min()), 4), "to": round(float(size_P[own].max()), 4)}
-        groups.append(bounds | {"pairs": len(own)} | _accuracy("accuracy", margin_P[own]))
+        groups.append(bounds | {"pairs": len(own)} | accuracy("accuracy", margin_P[own]))
     predicted_P = 1 / (1 + np.exp(-size_P))
     bin_P = np.minimum((2 * BINS * (predicted_P - 0.5)).astype(int), BINS - 1)
     bins, error = [], 0.0
     for number in np.unique(bin_P).tolist():
         own = bin_P == number
-        predicted, right = float(predicted_P[own].mean()), _share_right(margin_P[own])
+        predicted, right = float(predicted_P[own].mean()), float(wins(margin_P[own]).mean())
         error += own.sum() / len(own) * abs(predicted - right)
         bounds = {"from": 0.5 + number / (2 * BINS), "to": 0.5 + (number + 1) / (2 * BINS)}
         bins.append(
-            bounds | {"pairs": int(own.sum()), "predicted": round(predicted, 4)} | _accuracy("accuracy", margin_P[own])
+            bounds | {"pairs": int(own.sum()), "predicted": round(predicted, 4)} | accuracy("accuracy", margin_P[own])
         )
     return {"by_margin": groups, "calibration": bins, "calibration_error": round(float(error), 4)}
-
-
-def _share_right(margin_P: np.ndarray) -> float:
-    return math.fsum((1 + np.sign(margin_P)) / 2) / len(margin_P)
-
-
-def _accuracy(name: str, margin_P: np.ndarray) -> dict[str, Any]:
-    share = _share_right(margin_P)
-    return {name: round(share, 4), f"{name}_interval": share_interval(share, len(margin_P))}

@@ -6,8 +6,7 @@ prompts with two count.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from snaketune.evaluation.score_intervals import MIN_VALUES, Z, student, wilson
@@ -18,28 +17,14 @@ MIN_LENGTH_CONTROLLED = 10
 PENALTY = 0.01
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """The verdicts on one prompt: 1 for the model's response, 0 for the opponent's, 0.5 for a tie, None if unreadable.
-
-    Attributes:
-        first: the verdict where the model's response was shown first.
-        second: the verdict where it was shown second.
-        tokens: length of the model's response.
-        opponent_tokens: length of the opponent's response.
-    """
-
-    first: float | None
-    second: float | None
-    tokens: int
-    opponent_tokens: int
-
-
-def win_rate(comparisons: Sequence[Comparison]) -> dict[str, Any]:
+def win_rate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The model's win rate and how far the judge's verdicts can be trusted. Rates are None if no prompt is judged.
 
+    Args:
+        rows: of each prompt, the verdicts where the model's response was shown `first` and `second` (1 for it, 0 for the
+            opponent's, 0.5 for a tie, None if unreadable), and the lengths of both responses, `tokens` and `opponent_tokens`.
     Returns:
-        prompts: number of comparisons.
+        prompts: number of rows.
         judged: number of prompts with two readable verdicts. The entries below are of these prompts, unless they name others.
         one_order: number of prompts with one readable verdict.
         win_rate: mean score of the prompts, where a prompt's score is the mean of its verdicts.
@@ -52,17 +37,15 @@ def win_rate(comparisons: Sequence[Comparison]) -> dict[str, Any]:
         length_controlled: the win rate if both responses had one length, by `length_controlled`.
         mean_tokens, opponent_mean_tokens: mean length of the responses to all prompts.
     """
-    readable = [
-        (pair, [verdict for verdict in (pair.first, pair.second) if verdict is not None]) for pair in comparisons
-    ]
-    judged = [(pair, *verdicts) for pair, verdicts in readable if len(verdicts) == 2]
+    readable = [(row, [verdict for verdict in (row["first"], row["second"]) if verdict is not None]) for row in rows]
+    judged = [(row, *verdicts) for row, verdicts in readable if len(verdicts) == 2]
     scores = [(first + second) / 2 for _, first, second in judged]
     # The response shown first wins by first = 1 and by second = 0, that shown second by first = 0 and by second = 1. So their
     # difference is (2 first - 1) + (1 - 2 second) over two verdicts, of which a tie's part is 0.
     biases = [first - second for _, first, second in judged]
     unclear = sum(2 - len(verdicts) for _, verdicts in readable)
     return {
-        "prompts": len(comparisons),
+        "prompts": len(rows),
         "judged": len(judged),
         "one_order": sum(len(verdicts) == 1 for _, verdicts in readable),
         "win_rate": _mean(scores),
@@ -73,10 +56,10 @@ def win_rate(comparisons: Sequence[Comparison]) -> dict[str, Any]:
         "position_bias": _mean(biases),
         "position_bias_interval": bounded_mean_interval(biases, -1.0, 1.0),
         "inconsistent": _mean([abs(bias) == 1 for bias in biases]),
-        "unclear": round(unclear / (2 * len(comparisons)), 4) if comparisons else None,
-        "length_controlled": length_controlled(scores, [pair.tokens - pair.opponent_tokens for pair, *_ in judged]),
-        "mean_tokens": _mean([pair.tokens for pair in comparisons]),
-        "opponent_mean_tokens": _mean([pair.opponent_tokens for pair in comparisons]),
+        "unclear": round(unclear / (2 * len(rows)), 4) if rows else None,
+        "length_controlled": length_controlled(scores, [row["tokens"] - row["opponent_tokens"] for row, *_ in judged]),
+        "mean_tokens": _mean([row["tokens"] for row in rows]),
+        "opponent_mean_tokens": _mean([row["opponent_tokens"] for row in rows]),
     }
 
 

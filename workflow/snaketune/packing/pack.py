@@ -3,7 +3,6 @@
 import json
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.stages.cache import libraries
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Cost, Stage, any_number, exactly_one
 from snaketune.stages.outcome import Outcome
@@ -14,7 +13,7 @@ STAGE = Stage(
     spec=PackSpec,
     payload="shards",
     inputs={"plan": exactly_one("plan"), "shards": any_number("write")},
-    libraries=libraries.always("pyarrow"),
+    libraries=("pyarrow",),
     cost=Cost(mb_per_gb=100, minutes_per_gb=5),
     in_report=True,
 )

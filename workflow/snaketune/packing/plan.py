@@ -1,10 +1,6 @@
 """The `plan` stage: which tokens of which sequence go into which row (`packing.row_plan`)."""
 
-from snaketune.artifacts.manifest import Artifact
-from snaketune.stages.cache import libraries
-from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Cost, Stage, any_number
-from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import PlanSpec
 
 
@@ -14,18 +10,13 @@ def is_compact(spec: PlanSpec) -> bool:
 
 STAGE = Stage(
     module=__name__,
+    work="snaketune.packing.row_plan",
     spec=PlanSpec,
     payload="plan",
     inputs={"tokens": any_number("tokenize"), "corpus": any_number("corpus")},
-    libraries=libraries.always("numpy", "pyarrow"),
+    libraries=("numpy", "pyarrow"),
     # Nearly all conversations are packed whole, and take 16 bytes each (`engine.packing.planner`).
     cost=lambda spec: Cost(mb_per_gb=100 if is_compact(spec) else 300, minutes_per_gb=5),
     group="data",
     in_report=True,
 )
-
-
-def build(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact], corpus: list[Artifact]) -> Outcome:
-    from snaketune.packing.row_plan import plan_rows
-
-    return plan_rows(spec, work, tokens=tokens, corpus=corpus[0] if corpus else None)

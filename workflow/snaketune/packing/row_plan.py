@@ -10,6 +10,7 @@ depends only on the sequences and their order, not on the parts in which they we
 Memory: that of the planner, 16 bytes per conversation (`engine.packing.planner`); all else is written batch by batch.
 """
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -45,7 +46,7 @@ FACTS = "facts.json"
 MOST_SEQUENCES = 2**31
 
 
-def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact], corpus: Artifact | None = None) -> Outcome:
+def build(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact], corpus: Sequence[Artifact] = ()) -> Outcome:
     """Write the row plan of a tokenized corpus, given by its parts in order, to `work.payload`.
 
     Args:
@@ -100,12 +101,12 @@ def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact], corpu
     return Outcome(counts=counts, about=facts)
 
 
-def _order_keys(spec: PlanSpec, split: str, parts: TokenParts, corpus: Artifact | None) -> np.ndarray | None:
+def _order_keys(spec: PlanSpec, split: str, parts: TokenParts, corpus: Sequence[Artifact]) -> np.ndarray | None:
     """The numbers by which the train sequences are ordered, int or float[n]; None if their order doesn't count."""
     if spec.order == "shuffled" or split != "train":
         return None
     if spec.order == "column":
-        return read_table(corpus.file(f"{split}-{ORDER_COLUMN}.arrow"))[ORDER_COLUMN].to_numpy()
+        return read_table(corpus[0].file(f"{split}-{ORDER_COLUMN}.arrow"))[ORDER_COLUMN].to_numpy()
     lengths = [np.zeros(0, np.int32), *(table["length"].to_numpy() for table in parts.tables(split, ["length"]))]
     keys = np.concatenate(lengths)
     return keys if spec.order == "length" else np.arange(len(keys), dtype=np.int32)

@@ -50,7 +50,7 @@ class Shard(NamedTuple):
     last: int
 
 
-def write_shards(
+def build(
     spec: WriteSpec, work: WorkFolder, *, plan: Artifact, tokens: list[Artifact], corpus: list[Artifact]
 ) -> Outcome:
     """Write this part's shards to `work.payload`; `tokens` are in order, `corpus` is only given for raw rows."""

@@ -1,30 +1,19 @@
 """The `write` stage: some of the shards, from the plan (`packing.shard_writer`)."""
 
-from snaketune.artifacts.manifest import Artifact
-from snaketune.stages.cache import libraries
-from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Cost, Stage, any_number, exactly_one
-from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import WriteSpec
 
 STAGE = Stage(
     module=__name__,
+    work="snaketune.packing.shard_writer",
     spec=WriteSpec,
     payload="shards",
     job_name="{name}/{part}",
     inputs={"plan": exactly_one("plan"), "tokens": any_number("tokenize"), "corpus": any_number("corpus")},
     transitive=("tokens",),
-    libraries=libraries.always("pyarrow"),
+    libraries=("pyarrow",),
     cost=Cost(mb_per_gb=300, minutes_per_gb=10, disk_per_text=2),
     group="data",
     array=True,
     in_report=True,
 )
-
-
-def build(
-    spec: WriteSpec, work: WorkFolder, *, plan: Artifact, tokens: list[Artifact], corpus: list[Artifact]
-) -> Outcome:
-    from snaketune.packing.shard_writer import write_shards
-
-    return write_shards(spec, work, plan=plan, tokens=tokens, corpus=corpus)

@@ -186,9 +186,9 @@ class _Crate:
                     **{bound: check["tolerance"]},
                 )
         if result.stage == "eval":
-            scores = [one for one in self.results.scores if one.evaluation == result.name.partition("/")[0]]
-            for number, score in enumerate(scores, 1):
-                yield self._value(f"#{key}/{number}", f"{score.name} on {score.on}", score.value)
+            scores = (score for score in self.results.scores if score[0].result is result)
+            for number, (scored, one) in enumerate(scores, 1):
+                yield self._value(f"#{key}/{number}", f"{one.label} on {one.on}", one.values[scored.model])
 
 
 def _key(result: Result) -> str:

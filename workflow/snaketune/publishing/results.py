@@ -92,6 +92,10 @@ class Results:
     def of(self, *stages: str) -> list[Result]:
         return [result for result in self.by_key.values() if result.stage in stages]
 
+    @property
+    def trainings(self) -> list[Result]:
+        return self.of("sft", "dpo", "reward")
+
     def made_from(self, result: Result, role: str) -> list[Result]:
         """The inputs of `result` in a role, as far as they are among the results."""
         return [self.by_key[key] for key in result.job.made_from.get(role, ()) if key in self.by_key]
@@ -114,24 +118,6 @@ def read_lines(path: Path) -> list[Any]:
         return [parse_json(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
     except (OSError, ValueError) as error:
         raise SnaketuneError(f"{path} can't be read: {error}") from None
-
-
-def at_path(scores: Any, path: str) -> Any:
-    """The value at a dotted path, or None. Names may contain dots themselves.
-
-    >>> at_path({"tasks": {"v1.5": {"acc": 0.5}}}, "tasks.v1.5.acc")
-    0.5
-    """
-    if not path:
-        return scores
-    parts = path.split(".")
-    for end in range(len(parts), 0, -1):
-        name = ".".join(parts[:end])
-        if isinstance(scores, dict) and name in scores:
-            value = at_path(scores[name], ".".join(parts[end:]))
-            if value is not None:
-                return value
-    return None
 
 
 def is_number(value: Any) -> bool:

@@ -1,6 +1,6 @@
 """The CSV files of the report.
 
-data.csv            every count of the data pipeline, one per line
+data.csv            every count of every job, one per line
 evaluation.csv      a measure per row, a model per column
 variants.csv        a DPO run per row
 side_by_side/EVALUATION/CORPUS/: all responses, for human evaluation in a spreadsheet
@@ -18,12 +18,12 @@ import io
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from snaketune.report.compare.measures import measures
+from snaketune.publishing.measures import measures
+from snaketune.publishing.results import is_number
+from snaketune.publishing.scored_models import ScoredModel
 from snaketune.report.compare.variants import Variants
-from snaketune.report.data.corpus_flow import CorpusFlow, RowCounts, corpus_flows, tokenized_corpora
-from snaketune.report.data.packing_flow import SplitFlow, pack_flows, training_flows
-from snaketune.report.data.results import ResultSet, ScoredModel, unique
-from snaketune.report.text import clean
+from snaketune.report.data.results import ResultSet, unique
+from snaketune.text import clean
 
 # Spreadsheets compute a cell that begins with one of these (also in full width); some ignore leading whitespace.
 FORMULAS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
@@ -32,69 +32,28 @@ Row = dict[str, Any]
 Table = tuple[list[str], list[Row]]
 TO_FILL_IN = ("better", "note")
 
-COLUMNS = ["stage", "name", "source", "split", "what", "reason", "rows", "tokens", "supervised_tokens"]
-
 
 def count_rows(results: ResultSet) -> Table:
-    """Columns and rows of data.csv. A cell is empty where nothing is counted."""
-    rows: list[Row] = []
-    for flow in corpus_flows(results):
-        rows += [{"stage": "corpus", "name": flow.name} | row for row in _corpus_rows(flow)]
-    for flow, _ in tokenized_corpora(results):
-        for split, counts in flow.counts.items():
-            of = {"stage": "tokenize", "name": flow.name, "split": split}
-            sizes = {column: counts[column] for column in ("rows", "tokens", "supervised_tokens")}
-            rows.append(of | {"what": "tokenized"} | sizes)
-            rows += [of | {"what": what, "rows": counts[what]} for what in ("control_text", "nothing_supervised")]
-    for flow in pack_flows(results):
-        of = {"stage": "pack", "name": flow.name}
-        rows += [of | {"split": split.split} | row for split in flow.splits for row in _split_rows(split)]
-        rows += [of | {"split": "train"} | row for row in _by_reason("packed rows of a length", flow.lengths)]
-    for flow in training_flows(results):
-        stage, _, name = flow.label.partition(":")
-        of = {"stage": stage, "name": name, "split": "train", "what": "trained per epoch"}
-        rows.append(of | {"rows": flow.rows, "tokens": flow.tokens_per_epoch})
-    return COLUMNS, rows
+    """Columns and rows of data.csv: the numbers among the counts of each job, by their dotted path there."""
+    rows = [
+        {"stage": result.stage, "name": result.name, "count": clean(path), "value": value}
+        for result in results.all
+        for path, value in _numbers(result.counts)
+    ]
+    return ["stage", "name", "count", "value"], rows
 
 
-def _by_reason(what: str, counts: Mapping[Any, int]) -> list[Row]:
-    return [{"what": what, "reason": reason, "rows": n} for reason, n in counts.items()]
+def _numbers(counts: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, float]]:
+    """Every number below `counts`, by the keys and places that lead to it.
 
-
-def _corpus_rows(flow: CorpusFlow) -> Iterator[Row]:
-    yield from _row_counts(flow.rows, _by_reason("quarantined", flow.quarantined))
-    yield from ({"what": "kept", "split": split, "rows": n} for split, n in flow.kept.items())
-    for source in flow.sources:
-        rows = source.rows
-        counts = _row_counts(rows, [{"what": "quarantined", "rows": rows.quarantined}])
-        counts += [{"what": "kept", "rows": rows.kept}]
-        counts += _by_reason("layout", source.layouts) + _by_reason("ignored", source.ignored)
-        yield from ({"source": source.name} | row for row in counts)
-    for what, counts in flow.changes.items():
-        yield from _by_reason(what, counts)
-    if near := flow.near_duplicates:
-        yield from ({"what": f"near duplicates: {key}", "rows": near[key]} for key in ("groups", "largest"))
-    yield from _by_reason("rows that hit", (flow.contamination or {}).get("hits") or {})
-
-
-def _row_counts(counts: RowCounts, quarantined: list[Row]) -> list[Row]:
-    flows = [{"what": what, "rows": getattr(counts, what)} for what in ("read", "extra", "repeated", "joined")]
-    return flows + quarantined + _by_reason("dropped", counts.dropped)
-
-
-def _split_rows(split: SplitFlow) -> Iterator[Row]:
-    yield {"what": "read", "rows": split.read, "tokens": split.read_tokens}
-    for reason in split.reasons:
-        dropped = {"rows": split.dropped.get(reason, 0), "tokens": split.dropped_tokens.get(reason, 0)}
-        yield {"what": "dropped", "reason": reason} | dropped
-    yield {"what": "truncated"} | split.truncated
-    yield from ({"what": f"shared {what}", "tokens": tokens} for what, tokens in split.shared.items())
-    yield {"what": "mismatched", "tokens": split.mismatched}
-    yield {"what": "split", "rows": split.split_up["rows"]}
-    yield {"what": "documents", "rows": split.documents}
-    yield {"what": "kept", "rows": split.kept, "tokens": split.tokens, "supervised_tokens": split.supervised}
-    if split.rows is not None:
-        yield {"what": "packed rows with padding", "rows": split.rows, "tokens": split.capacity}
+    >>> list(_numbers({"kept": {"train": 9}, "sources": [{"read": 4, "files": ["a"]}]}))
+    [('kept.train', 9), ('sources.0.read', 4)]
+    """
+    if is_number(counts):
+        yield ".".join(path), counts
+    if isinstance(counts, dict | list):
+        for key, inner in counts.items() if isinstance(counts, dict) else enumerate(counts):
+            yield from _numbers(inner, (*path, str(key)))
 
 
 def prompt_corpora(evaluations: Mapping[str, list[ScoredModel]]) -> dict[str, list[str]]:
@@ -166,10 +125,11 @@ def score_rows(results: ResultSet) -> Table:
     """Columns and rows of evaluation.csv: a measure per row, a model per column, unrounded."""
     rows = [
         {"evaluation": evaluation, "on": measure.on, "measure": measure.name, "unit": measure.unit} | measure.values
-        for evaluation, models in results.evaluations.items()
+        for evaluation, models in results.all_evaluations.items()
         for measure in measures(models)
     ]
-    return ["evaluation", "on", "measure", "unit", *unique(scored.model for scored in results.scored)], rows
+    models = unique(scored.model for models in results.all_evaluations.values() for scored in models)
+    return ["evaluation", "on", "measure", "unit", *models], rows
 
 
 def variant_rows(variants: Variants) -> Table:

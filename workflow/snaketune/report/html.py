@@ -7,10 +7,10 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from snaketune.report import text
 from snaketune.report.charts.style import COLOURS
+from snaketune.text import clean, decimal, duration, percent, short, whole, words
 
-FILTERS = ("whole", "short", "decimal", "percent", "duration", "clean", "words")
+FILTERS = (whole, short, decimal, percent, duration, clean, words)
 
 
 def render(name: str, **values: Any) -> str:
@@ -29,7 +29,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {name: getattr(text, name) for name in FILTERS}
+    environment.filters |= {one.__name__: one for one in FILTERS}
     environment.filters |= {"zip": zip, "groupby_run": _runs}
     return environment
 

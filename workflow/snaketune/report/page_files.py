@@ -5,29 +5,29 @@ records), but no weights, and doesn't import torch. A report of a few hundred th
 of them in matplotlib.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from snaketune.diagnostics import verified
 from snaketune.files import write_json
+from snaketune.publishing.measures import measures
 from snaketune.report.charts.data_charts import data_charts
 from snaketune.report.charts.model_charts import evaluation_chart, preferences_chart, race_chart, variants_chart
 from snaketune.report.charts.reward_charts import reward_chart, reward_evaluation_chart
 from snaketune.report.charts.round_charts import rounds_chart
 from snaketune.report.charts.style import Chart, model_styles
 from snaketune.report.charts.training_charts import dpo_chart, sft_chart
-from snaketune.report.compare import measures, variants
+from snaketune.report.compare import variants
 from snaketune.report.compare.earlier_runs import EarlierRuns
 from snaketune.report.csv_files import Table, count_rows, csv_text, prompt_corpora, score_rows, tables, variant_rows
 from snaketune.report.data.corpus_flow import corpus_flows
 from snaketune.report.data.job_table import cards, job_rows, tokenizer_rows, versions
-from snaketune.report.data.packing_flow import pack_flows, training_flows
+from snaketune.report.data.packing_flow import epochs, pack_flows
 from snaketune.report.data.preference_shift import flips, preference_changes
 from snaketune.report.data.races import races_of
 from snaketune.report.data.results import ResultSet, unique
-from snaketune.report.data.reward_models import reward_scores
 from snaketune.report.data.rounds import rounds_of
 from snaketune.report.data.sampled import sampled_tables, selections
 from snaketune.report.data.sampled import score_rows as scores_of_samples
@@ -39,19 +39,39 @@ from snaketune.report.judge.ending import ending
 from snaketune.report.judge.findings import groups, steps
 from snaketune.report.judge.headline import Headline, collect_findings, headline, judged_lineage
 from snaketune.report.pages import pages_for, side_by_side_files
-from snaketune.report.text import clean
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.plan.published_jobs import CHECKS
 from snaketune.stages.specs import ReportSpec
+from snaketune.text import clean
 
 # Samples and flipped pairs on the overview, and flipped pairs on their own page.
 SAMPLES_ON_THE_OVERVIEW = 4
 FLIPS_ON_THE_OVERVIEW, FLIPS = 2, 8
 
 
-def write_pages(spec: ReportSpec, work: WorkFolder, results: ResultSet, earlier: EarlierRuns) -> Outcome:
-    """Fill `work.payload` with the files that `pages_for` and `side_by_side_files` list for the results."""
+def build(
+    spec: ReportSpec,
+    work: WorkFolder,
+    *,
+    manifests: list[Path],
+    runs: list[Path],
+    compared: Sequence[Path] = (),
+    compared_runs: Sequence[Path] = (),
+    compared_evals: Sequence[Path] = (),
+) -> Outcome:
+    """Fill `work.payload` with the files that `pages_for` and `side_by_side_files` list for the results.
+
+    Args:
+        manifests: Manifests of all results to report on, in the order of `spec.jobs`.
+        runs: Their run.json files, each beside its manifest. Where one is missing, its values are shown as missing.
+        compared, compared_runs: Manifests and run.json files of earlier trainings, in the order of `spec.compare`.
+        compared_evals: Manifests of the evaluations of their models.
+    Raises:
+        SnaketuneError: If a manifest or payload can't be read.
+    """
+    results = ResultSet(spec.jobs, manifests, runs)
+    earlier = EarlierRuns(results, spec.compare, compared, compared_runs, compared_evals)
     pages = Pages(spec, results, earlier)
     for path in map(Path, pages_for(results.stages, compared=bool(earlier.others))):
         match path.suffix:
@@ -60,7 +80,7 @@ def write_pages(spec: ReportSpec, work: WorkFolder, results: ResultSet, earlier:
             case ".csv":
                 _write(work.payload / path, csv_text(pages.tables[path.stem]()))
             case ".json":
-                of_models = results.evaluations.items()
+                of_models = results.all_evaluations.items()
                 scores = {name: {scored.model: scored.scores for scored in models} for name, models in of_models}
                 write_json(work.payload / path, scores)
     for key, names in pages.side_by_side.items():
@@ -140,7 +160,7 @@ class Pages:
         if not self.rounds:
             # Selected rows of another model.
             made.pop("rounds", None)
-        if results.of_rewards:
+        if any(scored.scores["preferences"] for scored in results.reward_models):
             made["rewards"] = reward_evaluation_chart(results, styles)
         if self.earlier.others:
             made["compare"] = self.earlier.chart(styles)
@@ -171,17 +191,16 @@ class Pages:
             "steps": steps(findings),
             "corpora": corpus_flows(results),
             "packs": pack_flows(results),
-            "trainings": training_flows(results),
+            "trainings": [(run, results.first(run, "pack"), epochs(run)) for run in results.trainings],
             "tokenizers": tokenizer_rows(results),
             "tables": {
                 name: {
                     "models": [scored.model for scored in models],
-                    "measures": measures.measures(models),
+                    "measures": measures(models),
                     "engines": unique(scored.engine for scored in models if scored.engine),
                 }
-                for name, models in results.evaluations.items()
+                for name, models in results.all_evaluations.items()
             },
-            "rewarded": reward_scores(results),
             "compared_with_teacher": teacher_comparisons(results),
             "judged": judged_comparisons(results),
             "races": self.races,

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import httpx
 import numpy as np
 from pydantic import ValidationError
 
@@ -45,11 +44,13 @@ class Completions:
     """Responses of a server.
 
     Args:
+        url: the server's address.
         model_name: the name by which the server calls the model.
         dialect: what the server understands; by default it is found out, and its model and vocabulary are compared.
     """
 
     client: ServerClient[Request, Response]
+    url: str
     model_name: str
     chat: ChatTokenizer
     decoding: Decoding
@@ -57,9 +58,15 @@ class Completions:
     # How the server calls the model in its answers; they may come from several replicas.
     _named: str | None = None
 
-    @property
-    def url(self) -> httpx.URL:
-        return self.client.client.base_url
+    def identity(self) -> dict[str, Any]:
+        # Neither its address nor the code here: what was paid for stays when the server moves, and after edits of this package.
+        return self.about()
+
+    def about(self) -> dict[str, Any]:
+        return {"name": "server", "model": self.model_name}
+
+    def run(self) -> dict[str, Any]:
+        return {"url": self.url, "usage": self.client.usage.about()}
 
     def generate(self, wanted: Sequence[Sequence[Request]]) -> Iterator[dict[bytes, Response]]:
         """Yield the responses to requests as they arrive.
@@ -68,10 +75,13 @@ class Completions:
             SnaketuneError: as of the client, or the server serves another model or vocabulary.
         """
         requests = [request for batch in wanted for request in batch]
+        if not requests:
+            return
         found: list[Dialect] = [self.dialect] if self.dialect else []
 
         async def prepare() -> None:
             if not found:
+                print(f"prompts are sent to {self.url}", flush=True)
                 found.append(await self.probe())
 
         arrived = self.client.answers(requests, lambda request: self._respond(request, found[0]), prepare)

@@ -6,7 +6,7 @@ A server's reply is kept by the request that it answers, word for word, so no ed
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -16,22 +16,21 @@ from pydantic import ValidationError
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.generation import Decoding, Server
+from snaketune.config.generation import Engine as EngineName
 from snaketune.config.operation import Execution
-from snaketune.engine.model.devices import resolve_compute
 from snaketune.errors import first_line, printable
-from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.load_model import positions_of
 from snaketune.progress import progress
-from snaketune.sampling.engines import resolve, response_cache
+from snaketune.sampling.engines import engine_of, resolve
 from snaketune.sampling.replies import ChatReply
 from snaketune.sampling.responses import Request, ResponseCache, batches
+from snaketune.sampling.sampled import Sampled
 from snaketune.servers.client import Damaged, DamagedAnswer, ServerClient, connection
 from snaketune.servers.usage import Usage
 from snaketune.stages.cache.row_store import RowStore
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.host.locks import locked
 from snaketune.stages.specs import JudgeModelSpec
-from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.template import Refused
 
 PATH = "/v1/chat/completions"
@@ -81,12 +80,8 @@ class ServerJudge:
         by_digest = dict(zip(digests, bodies, strict=True))
         # Of two jobs with the same questions, one asks.
         with locked(self.rows.folder / ".lock", "the replies of this judge"):
-            known = {digest: Answer(*json.loads(row)) for digest, row in self.rows.find(by_digest).items()}
-            if known:
-                print(f"{len(known)} of {len(by_digest)} replies are cached", flush=True)
-            if waiting := [digest for digest in by_digest if digest not in known]:
-                known |= self._asked(by_digest, waiting)
-        return [known.get(digest) for digest in digests]
+            rows, _ = self.rows.completed(digests, lambda missing: self._asked(by_digest, missing), "replies")
+        return [Answer(*rows[digest]) if digest in rows else None for digest in digests]
 
     def about(self) -> dict[str, Any]:
         return {"judge": {"name": "server", "model": self.server.model}, "rows": [self.rows.key]}
@@ -94,18 +89,11 @@ class ServerJudge:
     def run(self) -> dict[str, Any]:
         return {"url": self.server.url, "usage": self.client.usage.about()}
 
-    def _asked(self, bodies: dict[bytes, dict[str, Any]], waiting: Sequence[bytes]) -> dict[bytes, Answer]:
+    def _asked(self, bodies: dict[bytes, dict[str, Any]], missing: Sequence[bytes]) -> Iterator[dict[bytes, Answer]]:
         print(f"what is judged is sent to {self.server.url}", flush=True)
-        found: dict[bytes, Answer] = {}
-        arrived = self.client.answers(waiting, lambda digest: self._respond(bodies[digest]), _nothing)
-        try:
-            for group in progress(arrived, "judging", "replies", len(waiting), len):
-                replies = {digest: answer for digest, answer in group if answer is not None}
-                found |= replies
-                self.rows.add({digest: json.dumps(answer).encode() for digest, answer in replies.items()})
-        finally:
-            self.rows.merge()
-        return found
+        arrived = self.client.answers(missing, lambda digest: self._respond(bodies[digest]), _nothing)
+        for group in progress(arrived, "judging", "replies", len(missing), len):
+            yield {digest: answer for digest, answer in group if answer is not None}
 
     async def _respond(self, body: dict[str, Any]) -> Answer | None:
         """The answer; None if the server refuses this question, or damages each answer to it."""
@@ -163,20 +151,23 @@ async def _nothing() -> None:
 
 @dataclass(kw_only=True)
 class ModelJudge:
-    """A model of the config. Args: cache: makes the cache of its replies; longest: tokens of a question that it can answer."""
+    """A model of the config. Args: name: of its engine; positions: tokens of a question and its reply, at most."""
 
-    chat: ChatTokenizer
-    cache: Callable[[list[list[Request]]], ResponseCache]
+    sampled: Sampled
+    name: EngineName
     batch_size: int
-    name: str
-    longest: int
+    positions: int
     _cache: ResponseCache | None = None
     _generated: int = 0
 
     def ask(self, questions: Sequence[Question]) -> list[Answer | None]:
         encoded = [self._encoded(question) for question in questions]
         wanted = batches([ids for ids in encoded if ids is not None], 1, self.batch_size)
-        self._cache = self._cache or self.cache(wanted)
+        if self._cache is None:
+            # A question that is asked again has the reply, too.
+            needed = max((len(ids) for ids in encoded if ids is not None), default=0)
+            needed += 2 * self.sampled.decoding.max_new_tokens + REMINDER
+            self._cache = self.sampled.cache(engine_of(self.name, self.sampled, min(needed, self.positions)))
         generated, _ = self._cache.complete(wanted)
         self._generated += generated
         found = [None if ids is None else self._cache.known[Request(ids).digest] for ids in encoded]
@@ -184,7 +175,7 @@ class ModelJudge:
 
     def about(self) -> dict[str, Any]:
         if self._cache is None:
-            return {"judge": {"name": self.name}}
+            return {"judge": {"name": str(self.name)}}
         return {"judge": self._cache.engine.about(), "rows": [self._cache.rows.key]}
 
     def run(self) -> dict[str, Any]:
@@ -192,12 +183,13 @@ class ModelJudge:
 
     def _encoded(self, question: Question) -> np.ndarray | None:
         try:
-            ids = self.chat.encode_prompt(question)
+            ids = self.sampled.chat.encode_prompt(question)
         except Refused as reason:
             print(f"not judged: {reason}", flush=True)
             return None
-        if len(ids) > self.longest:
-            print(f"not judged: a question has {len(ids)} tokens, and the judge takes {self.longest}", flush=True)
+        longest = self.positions - self.sampled.decoding.max_new_tokens
+        if len(ids) > longest:
+            print(f"not judged: a question has {len(ids)} tokens, and the judge takes {longest}", flush=True)
             return None
         return ids
 
@@ -226,35 +218,18 @@ def judge_of(
             max_new_tokens=spec.max_new_tokens,
             schema=schema,
         )
-    for result in (*tokenizer, *results):
-        result.files()
-    chat, compute = ChatTokenizer.load(tokenizer[0].folder), resolve_compute("auto")
-    stack = AdapterStack(
-        results=results, base=spec.base, tokenizer=tokenizer[0].folder, trust_remote_code=spec.trust_remote_code
+    sampled = Sampled(
+        results=results,
+        base=spec.base,
+        trust_remote_code=spec.trust_remote_code,
+        tokenizer=tokenizer[0],
+        decoding=Decoding(max_new_tokens=spec.max_new_tokens),
+        frozen=spec.frozen_weights,
+        base_files=base_files,
+        operation=operation,
+        work=work,
     )
-    name = resolve(operation.engine, operation.vllm, compute.device.type)
-
-    config = stack.config() or stack.new_config()
+    name = resolve(operation.engine, operation.vllm, sampled.compute.device.type)
+    config = sampled.stack.config() or sampled.stack.new_config()
     positions = (config and positions_of(config)) or sys.maxsize
-
-    def cache(wanted: list[list[Request]]) -> ResponseCache:
-        # A question that is asked again has the reply, too.
-        needed = max((len(request.prompt) for batch in wanted for request in batch), default=0)
-        needed += 2 * spec.max_new_tokens + REMINDER
-        return response_cache(
-            name,
-            wanted,
-            stack=stack,
-            tokenizer=tokenizer[0],
-            chat=chat,
-            compute=compute,
-            decoding=Decoding(max_new_tokens=spec.max_new_tokens),
-            frozen=spec.frozen_weights,
-            base_files=base_files,
-            operation=operation,
-            longest=min(needed, positions),
-            work=work,
-        )
-
-    longest = positions - spec.max_new_tokens
-    return ModelJudge(chat=chat, cache=cache, batch_size=spec.batch_size, name=str(name), longest=longest)
+    return ModelJudge(sampled=sampled, name=name, batch_size=spec.batch_size, positions=positions)

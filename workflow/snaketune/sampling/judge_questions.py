@@ -10,7 +10,6 @@ digest, which it can't contain, and the question states that it is data.
 import hashlib
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -18,10 +17,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.patterns import TooSlow, search_last
-from snaketune.sampling.judge_models import Answer, JudgeModel, Question
-from snaketune.sampling.tables import PROMPTS, REPLIES, REPLY_SCHEMA, RESPONSES, SCORE_FIELDS, SCORES
+from snaketune.sampling.judge_models import Answer, JudgeModel, Question, judge_of
+from snaketune.sampling.score_table import Numbers, with_prompts, write_score_table
+from snaketune.sampling.tables import KEYS, REPLIES, REPLY_SCHEMA, RESPONSES, SCORE
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import JudgeSpec
@@ -92,47 +93,50 @@ def read_rubric(path: Path) -> str:
     return text
 
 
-def score_by_judge(spec: JudgeSpec, work: WorkFolder, samples: Artifact, rubric: Path, judge: JudgeModel) -> Outcome:
-    """Write the tables above.
+def build(
+    spec: JudgeSpec,
+    work: WorkFolder,
+    *,
+    samples: Artifact,
+    tokenizer: Sequence[Artifact] = (),
+    model: Sequence[Artifact] = (),
+    base_layers: Sequence[Artifact] = (),
+    rubric: Sequence[Path],
+    base: Sequence[Path] = (),
+    operation: Execution,
+) -> Outcome:
+    """Write the tables above to `work.payload`.
 
+    Args:
+        tokenizer: none for a server's model.
+        base: files of a local base model.
     Raises:
         SnaketuneError: no response has a score.
     """
-    responses = read_table(samples.file(RESPONSES)).to_pylist()
-    prompts = {(row["id"], row["turn"]): row for row in read_table(samples.file(PROMPTS)).to_pylist()}
-    text, form = read_rubric(rubric), _form(spec)
+    results, schema = (*model, *base_layers), score_schema(spec)
+    judge = judge_of(
+        spec, work, tokenizer=tokenizer, results=results, base_files=base, operation=operation, schema=schema
+    )
+    responses = read_table(samples.file(RESPONSES))
+    text, form = read_rubric(rubric[0]), _form(spec)
     questions = [
-        question(
-            text,
-            _parts(prompts[row["id"], row["turn"]], row),
-            f"Judge the response by the rubric. {form}",
-        )
-        for row in responses
+        question(text, _parts(prompt, row), f"Judge the response by the rubric. {form}")
+        for row, prompt in with_prompts(responses, samples)
     ]
-    found = ask(judge, questions, lambda reply: read_score(reply, spec), form)
-    keys = [{key: row[key] for key in ("id", "turn", "index")} for row in responses]
-    scores = [{**key, "score": value} for key, (value, _, _) in zip(keys, found, strict=True)]
-    schema = pa.schema([*SCORE_FIELDS, ("score", pa.float64())])
-    write_table(work.payload / SCORES, pa.Table.from_pylist(scores, schema=schema))
-    rows = [{**key, "reply": reply, "asked": asked} for key, (_, reply, asked) in zip(keys, found, strict=True)]
-    write_table(work.payload / REPLIES, pa.Table.from_pylist(rows, schema=REPLY_SCHEMA))
-    known = [value for value, _, _ in found if value is not None]
-    missing = Counter(UNREADABLE if reply is not None else NO_REPLY for value, reply, _ in found if value is None)
-    if not known:
-        why = ", ".join(f"{count} × {reason}" for reason, count in missing.items())
-        example = next((reply for _, reply, _ in found if reply), None)
-        raise SnaketuneError(
-            f"the judge scored none of the {len(keys)} responses ({why})"
-            + (f"; it replied, for one, {example[-200:]!r}" if example else "")
-        )
-    counts = {
-        "responses": len(keys),
-        "scored": len(known),
-        "without": dict(missing),
-        "asked_again": sum(asked == 2 for _, _, asked in found),
-    }
-    about = judge.about() | {"mean": math.fsum(known) / len(known)}
-    return Outcome(counts=counts, about=about, run=judge.run())
+    replies = ask(judge, questions, lambda reply: read_score(reply, spec), form)
+    columns = [*responses.select(KEYS).columns, [reply.text for reply in replies], [reply.asked for reply in replies]]
+    write_table(work.payload / REPLIES, pa.table(columns, schema=REPLY_SCHEMA))
+    found = [_numbers(reply) for reply in replies]
+    example = next((f"; it replied, for one, {reply.text[-200:]!r}" for reply in replies if reply.text), "")
+    counts, mean = write_score_table(work, responses, found, example)
+    counts["asked_again"] = sum(reply.asked == 2 for reply in replies)
+    return Outcome(counts=counts, about=judge.about() | {"mean": mean}, run=judge.run())
+
+
+def _numbers(reply: Reply[float]) -> Numbers | str:
+    if reply.value is not None:
+        return {SCORE: reply.value}
+    return NO_REPLY if reply.text is None else UNREADABLE
 
 
 def score_schema(spec: JudgeSpec) -> dict[str, Any] | None:

@@ -13,59 +13,52 @@ import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
-from snaketune.engine.model.devices import resolve_compute
-from snaketune.models.adapter_stack import AdapterStack
-from snaketune.sampling.engines import resolve, response_cache
+from snaketune.sampling.engines import engine_of, resolve
 from snaketune.sampling.responses import batches
+from snaketune.sampling.sampled import Sampled
 from snaketune.sampling.tables import PART_SCHEMA, PROMPTS, RESPONSES
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import GenerateSpec
 from snaketune.tables import read_table, write_table
-from snaketune.tokenization.chat import ChatTokenizer
 
 
-def generate_part(
+def build(
     spec: GenerateSpec,
     work: WorkFolder,
+    *,
     prompts: Artifact,
     tokenizer: Artifact,
-    *,
-    results: tuple[Artifact, ...],
-    base_files: Sequence[Path],
+    model: Sequence[Artifact] = (),
+    base_layers: Sequence[Artifact] = (),
+    base: Sequence[Path] = (),
     operation: Execution,
 ) -> Outcome:
-    """Write `responses.arrow`.
+    """Write this part's `responses.arrow` to `work.payload`.
 
     Args:
-        results: the model's result and its base layers; empty for a base model.
+        model, base_layers: the model's result and its base layers; empty for a base model.
+        base: files of a local base model, which `spec.base` names.
+        operation: with the engine.
     Raises:
         SnaketuneError: the engine isn't there, doesn't serve this model, or fails.
     """
-    for result in (tokenizer, *results):
-        result.files()
-    chat, compute = ChatTokenizer.load(tokenizer.folder), resolve_compute("auto")
-    stack = AdapterStack(
-        results=results, base=spec.base, tokenizer=tokenizer.folder, trust_remote_code=spec.trust_remote_code
+    sampled = Sampled(
+        results=(*model, *base_layers),
+        base=spec.base,
+        trust_remote_code=spec.trust_remote_code,
+        tokenizer=tokenizer,
+        decoding=spec.decoding,
+        frozen=spec.frozen_weights,
+        base_files=base,
+        operation=operation,
+        work=work,
     )
     tokens = read_table(prompts.for_part(spec.part).file(PROMPTS))["tokens"]
     encoded = [np.array(ids, np.int32) for ids in tokens.to_pylist()]
     wanted = batches(encoded, spec.responses, spec.batch_size)[spec.part - 1 :: spec.parts]
-    name = resolve(operation.engine, operation.vllm, compute.device.type)
-    cache = response_cache(
-        name,
-        wanted,
-        stack=stack,
-        tokenizer=tokenizer,
-        chat=chat,
-        compute=compute,
-        decoding=spec.decoding,
-        frozen=spec.frozen_weights,
-        base_files=base_files,
-        operation=operation,
-        longest=max(map(len, encoded)) + spec.decoding.max_new_tokens,
-        work=work,
-    )
+    name = resolve(operation.engine, operation.vllm, sampled.compute.device.type)
+    cache = sampled.cache(engine_of(name, sampled, max(map(len, encoded)) + spec.decoding.max_new_tokens))
     started = time.monotonic()
     generated, tokens_generated = cache.complete(wanted)
     seconds = time.monotonic() - started
@@ -73,7 +66,11 @@ def generate_part(
     rows = [{"digest": digest, **cache.known[digest]._asdict()} for digest in digests]
     write_table(work.payload / RESPONSES, pa.Table.from_pylist(rows, schema=PART_SCHEMA))
     length = sum(len(row["tokens"]) for row in rows)
-    run = {"device": str(compute.device), "responses_generated": generated, "generation_seconds": round(seconds, 1)}
+    run = {
+        "device": str(sampled.compute.device),
+        "responses_generated": generated,
+        "generation_seconds": round(seconds, 1),
+    }
     if generated:
         run["generated_tokens_per_second"] = round(tokens_generated / seconds, 1)
     run |= cache.engine.run()

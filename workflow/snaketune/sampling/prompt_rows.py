@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,17 +33,20 @@ from snaketune.tokenization.template import Refused
 SHOWN = 3
 
 
-def write_prompts(
+def build(
     spec: PromptsSpec,
     work: WorkFolder,
+    *,
     corpora: list[Artifact],
     tokenizer: Artifact,
+    base: list[Path],
     scores: Sequence[Artifact] = (),
 ) -> Outcome:
-    """Write `prompts.arrow`.
+    """Write `prompts.arrow` to `work.payload`.
 
     Args:
-        scores: of earlier samples; see `_known`.
+        base: config.json of a local base model, which `spec.base` names.
+        scores: of earlier samples, by which prompts are settled; the last one last.
     Raises:
         SnaketuneError: there is no prompt, or one doesn't fit into the model with its response.
     """

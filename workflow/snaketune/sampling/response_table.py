@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +32,28 @@ from snaketune.tokenization.control import any_of
 OF_PART = ("part", "parts", "engine", "batch_size")
 
 
-def write_responses(
+def build(
     spec: SampleSpec,
     work: WorkFolder,
+    *,
     prompts: Artifact,
     tokenizer: Artifact,
-    results: tuple[Artifact, ...],
+    model: Sequence[Artifact] = (),
+    base_layers: Sequence[Artifact] = (),
+    base: Sequence[Path] = (),
     operation: Execution,
 ) -> Outcome:
-    """Write both tables.
+    """Write `prompts.arrow` and `responses.arrow` to `work.payload`.
 
+    Args:
+        model, base_layers, base: what the responses are of; only their digests are read.
+        operation: with the pattern of the parts' manifests.
     Raises:
         SnaketuneError: a part is missing, belongs to another sample, or was made by another engine than the others.
     """
     tokenizer.files()
     chat = ChatTokenizer.load(tokenizer.folder)
-    parts = _parts(spec, prompts, results, operation)
+    parts = _parts(spec, prompts, (*model, *base_layers), operation)
     found = {row["digest"]: row for part in parts for row in read_table(part.file(RESPONSES)).to_pylist()}
     form, rows, unread = TurnForm.of(chat), [], 0
     texts: dict[bytes, TurnParts] = {}

@@ -1,26 +1,17 @@
 """Responses to prompts, what identifies them, their batches, and their cache."""
 
 import hashlib
-import json
 from bisect import bisect_left
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from snaketune.artifacts.manifest import Artifact
-from snaketune.config.base_models import Pretrained, Scratch
-from snaketune.config.generation import Decoding
-from snaketune.stages.cache.fingerprint import cached_entries
 from snaketune.stages.cache.row_store import RowStore
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.training.reference.cache_key import identity
 
-# A server writes a file of rows per second.
-FILES_PER_MERGE = 512
 Ended = Literal["stop", "length"]
 Decode = Callable[[Sequence[int]], str]
 
@@ -95,7 +86,7 @@ class ResponseCache:
     them."""
 
     def __init__(self, work: WorkFolder, engine: Engine, parts: dict[str, Any]):
-        """Args: parts: of the key besides the engine, from `key_parts`."""
+        """Args: parts: of the key besides the engine."""
         self.rows = RowStore(work.root, parts | {"engine": engine.identity()})
         self.rows.mark(work)
         self.rows.must_keep = engine.identity()["name"] == "server"
@@ -105,49 +96,16 @@ class ResponseCache:
     def complete(self, wanted: Sequence[Sequence[Request]]) -> tuple[int, int]:
         """Generate the responses that aren't cached, a file of rows per finished batch; return their number, and that of their
         tokens."""
-        digests = {request.digest for batch in wanted for request in batch}
-        self.known |= {digest: Response(*json.loads(row)) for digest, row in self.rows.find(digests).items()}
-        if cached := len(digests & self.known.keys()):
-            print(f"{cached} of {len(digests)} responses are cached", flush=True)
-        generated = tokens = 0
-        try:
-            for files, new in enumerate(self.engine.generate(_missing(wanted, self.known)), start=1):
-                self.known |= new
-                self.rows.add({digest: json.dumps(response).encode() for digest, response in new.items()})
-                generated, tokens = generated + len(new), tokens + tokens_in(new)
-                if files % FILES_PER_MERGE == 0:
-                    self.rows.merge()
-        finally:
-            self.rows.merge()
-        return generated, tokens
 
+        def generated(missing: list[bytes]) -> Iterator[dict[bytes, Response]]:
+            needed = set(missing)
+            batches = [[request for request in batch if request.digest in needed] for batch in wanted]
+            return self.engine.generate([batch for batch in batches if batch])
 
-def _missing(wanted: Sequence[Sequence[Request]], known: Container[bytes]) -> list[list[Request]]:
-    missing = ([request for request in batch if request.digest not in known] for batch in wanted)
-    return [batch for batch in missing if batch]
-
-
-def key_parts(
-    *,
-    results: Sequence[Artifact],
-    base: Pretrained | Scratch | None,
-    base_files: Sequence[Path],
-    tokenizer: Artifact,
-    decoding: Decoding,
-    work_root: Path,
-) -> dict[str, Any]:
-    """The parts of a cache key that the engine doesn't know: weights, tokenizer, decoding parameters. The same responses are
-    found by stages and by evaluations."""
-    return {
-        "weights": [artifact.content for artifact in results],
-        # A local base counts by its files.
-        "base": identity(base, named=not base_files)
-        if isinstance(base, Pretrained)
-        else base and base.model_dump(mode="json"),
-        "base_files": [entry for _, entry in cached_entries("base", base_files, work_root)],
-        "tokenizer": tokenizer.content,
-        "decoding": decoding.model_dump(mode="json"),
-    }
+        digests = (request.digest for batch in wanted for request in batch if request.digest not in self.known)
+        rows, missing = self.rows.completed(digests, generated, "responses")
+        self.known |= {digest: Response(*row) for digest, row in rows.items()}
+        return len(missing), sum(len(self.known[digest].tokens) for digest in missing)
 
 
 def first_stop(text: str, stops: Sequence[str]) -> int | None:

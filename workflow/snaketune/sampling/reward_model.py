@@ -5,14 +5,12 @@ The conversation is written by the reward model's own chat template. Scores are 
 
 import hashlib
 import math
-import struct
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, PreTrainedModel
 
 from snaketune.artifacts.manifest import Artifact
@@ -21,87 +19,79 @@ from snaketune.engine.model.devices import Compute, resolve_compute
 from snaketune.errors import SnaketuneError, first_line
 from snaketune.models.load_model import load_reward_model, positions_of
 from snaketune.progress import progress
-from snaketune.sampling.tables import PROMPTS, RESPONSES, SCORE_FIELDS, SCORES
+from snaketune.sampling.score_table import Numbers, with_prompts, write_score_table
+from snaketune.sampling.tables import RESPONSES, SCORE
 from snaketune.stages.cache.code_digest import code_digest
 from snaketune.stages.cache.fingerprint import cached_entries
 from snaketune.stages.cache.row_store import RowStore
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import RateSpec
-from snaketune.tables import read_table, write_table
+from snaketune.tables import read_table
 from snaketune.training.reference.cache_key import identity
 
 TOO_LONG, NOT_FINITE = "longer than the reward model's positions", "the score isn't a finite number"
-SCORE = struct.Struct("<d")
 
 
-def score_by_reward_model(
-    spec: RateSpec, work: WorkFolder, samples: Artifact, base_files: Sequence[Path], trained: Sequence[Artifact] = ()
+def build(
+    spec: RateSpec,
+    work: WorkFolder,
+    *,
+    samples: Artifact,
+    model: Sequence[Artifact] = (),
+    base: Sequence[Path] = (),
 ) -> Outcome:
-    """Write `scores.arrow`: a row per response, in their order.
+    """Write `scores.arrow` to `work.payload`: a row per response, in their order.
 
     Args:
-        base_files: of a local model that the spec names.
-        trained: a reward model that was trained here, if the spec names none.
-
+        model: a reward model that was trained here, if `spec.base` names none.
+        base: files of a local model, which `spec.base` names.
     Raises:
         SnaketuneError: the model isn't a reward model, has no chat template, or scores no response.
     """
     compute = resolve_compute("auto")
-    responses = read_table(samples.file(RESPONSES)).to_pylist()
-    prompts = {(row["id"], row["turn"]): row["messages"] for row in read_table(samples.file(PROMPTS)).to_pylist()}
+    responses = read_table(samples.file(RESPONSES))
     conversations = [
-        [*prompts[row["id"], row["turn"]], {"role": "assistant", "content": row["content"]}] for row in responses
+        [*prompt["messages"], {"role": "assistant", "content": row["content"]}]
+        for row, prompt in with_prompts(responses, samples)
     ]
-    for result in trained:
+    for result in model:
         result.files()
-    base = spec.base or Pretrained(path=str(trained[0].folder))
-    encoded = _encoded(base, conversations)
+    pretrained = spec.base or Pretrained(path=str(model[0].folder))
+    encoded = _encoded(pretrained, conversations)
     digests = [hashlib.sha256(repr(ids).encode()).digest()[:16] for ids in encoded]
     store = RowStore(
         work.root,
         {
             # A local model counts by its files, and a trained one by its content.
-            "reward": trained[0].content if trained else identity(base, named=not base_files),
-            "files": [entry for _, entry in cached_entries("base", base_files, work.root)],
+            "reward": model[0].content if model else identity(pretrained, named=not base),
+            "files": [entry for _, entry in cached_entries("base", base, work.root)],
             "device": [compute.device.type, str(compute.dtype)],
             "code": code_digest("snaketune.sampling.reward_model"),
         },
     )
     store.mark(work)
-    known = {digest: SCORE.unpack(row)[0] for digest, row in store.find(digests).items()}
-    if known:
-        print(f"{len(known)} of {len(set(digests))} scores are cached", flush=True)
-    waiting = {digest: ids for digest, ids in zip(digests, encoded, strict=True) if digest not in known}
-    without: Counter[str] = Counter()
-    if waiting:
-        model = load_reward_model(base, compute.weights_dtype(frozen=True)).to(compute.device).eval()
-        longest = positions_of(model.config) or math.inf
-        fitting = {digest: ids for digest, ids in waiting.items() if len(ids) <= longest}
-        scored = _scores(model, compute, fitting, spec.batch_size)
-        for batch in progress(scored, "scoring", "responses", len(fitting), len):
-            known |= batch
-            store.add({digest: SCORE.pack(value) for digest, value in batch.items()})
-        store.merge()
-    scores = [known.get(digest, math.nan) for digest in digests]
-    for digest, value in zip(digests, scores, strict=True):
-        if not math.isfinite(value):
-            without[NOT_FINITE if digest in known else TOO_LONG] += 1
-    finite = [value for value in scores if math.isfinite(value)]
-    if not finite:
-        why = ", ".join(f"{count} × {reason}" for reason, count in without.items())
-        raise SnaketuneError(f"the reward model scores none of the {len(scores)} responses ({why})")
-    rows = [
-        {**{key: row[key] for key in ("id", "turn", "index")}, "score": value if math.isfinite(value) else None}
-        for row, value in zip(responses, scores, strict=True)
-    ]
-    write_table(
-        work.payload / SCORES, pa.Table.from_pylist(rows, schema=pa.schema([*SCORE_FIELDS, ("score", pa.float64())]))
-    )
+    by_digest = dict(zip(digests, encoded, strict=True))
+
+    def scored(missing: list[bytes]) -> Iterator[dict[bytes, float]]:
+        loaded = load_reward_model(pretrained, compute.weights_dtype(frozen=True)).to(compute.device).eval()
+        longest = positions_of(loaded.config) or math.inf
+        fitting = {digest: by_digest[digest] for digest in missing if len(by_digest[digest]) <= longest}
+        batches = _scores(loaded, compute, fitting, spec.batch_size)
+        return progress(batches, "scoring", "responses", len(fitting), len)
+
+    known, missing = store.completed(digests, scored, "scores")
+    found: list[Numbers | str] = []
+    for digest in digests:
+        if digest not in known:
+            found.append(TOO_LONG)
+        else:
+            found.append({SCORE: known[digest]} if math.isfinite(known[digest]) else NOT_FINITE)
+    counts, mean = write_score_table(work, responses, found)
     return Outcome(
-        counts={"responses": len(rows), "scored": len(finite), "without": dict(without)},
-        about={"mean": math.fsum(finite) / len(finite), "rows": [store.key]},
-        run={"device": str(compute.device), "responses_scored": len(waiting)},
+        counts=counts,
+        about={"mean": mean, "rows": [store.key]},
+        run={"device": str(compute.device), "responses_scored": len(missing)},
     )
 
 
@@ -134,12 +124,9 @@ def _scores(
     ordered = sorted(encoded, key=lambda digest: (len(encoded[digest]), digest))
     for begin in range(0, len(ordered), size):
         batch = ordered[begin : begin + size]
-        longest = max(len(encoded[digest]) for digest in batch)
-        ids_BL = torch.full((len(batch), longest), pad or 0, dtype=torch.int64)
-        mask_BL = torch.zeros_like(ids_BL)
-        for row, digest in enumerate(batch):
-            ids = torch.tensor(encoded[digest])
-            ids_BL[row, : len(ids)], mask_BL[row, : len(ids)] = ids, 1
+        ids = [torch.tensor(encoded[digest]) for digest in batch]
+        ids_BL = pad_sequence(ids, batch_first=True, padding_value=pad or 0)
+        mask_BL = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True)
         with compute.autocast():
             out = model(input_ids=ids_BL.to(compute.device), attention_mask=mask_BL.to(compute.device), use_cache=False)
         yield dict(zip(batch, out.logits[:, 0].double().tolist(), strict=True))

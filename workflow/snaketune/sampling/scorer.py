@@ -1,18 +1,17 @@
-"""A function of the user's that scores responses, in a process of its own: `python -m snaketune.sampling.scorer FILE`.
+"""A function of the user's that scores responses, in a process of its own.
 
-Requests and answers are lines of JSON. What the function prints goes to standard error. A call that takes too long ends the
-process, and the next request starts another.
+Requests and answers are JSON. A call that takes too long ends the process, and the next request starts another.
 """
 
 import json
 import math
-import os
-import queue
+import multiprocessing
 import runpy
-import subprocess
 import sys
-import threading
 from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +21,8 @@ from snaketune.stages.cache.libraries import quiet_libraries
 SECONDS_TO_START = 120.0
 # Columns of the table that identify a response.
 KEYS = {"id", "turn", "index"}
-READY, ENDED = {"ready": True}, {"error": "the scorer's process ended"}
+# Not forked: a library's threads and locks don't survive a fork.
+SPAWN = multiprocessing.get_context("spawn")
 
 
 class Scorer:
@@ -31,8 +31,7 @@ class Scorer:
     def __init__(self, file: Path, seconds: float):
         """Args: file: defines `score`; seconds: the longest time of a call."""
         self.file, self.seconds = file, seconds
-        self.process: subprocess.Popen[str] | None = None
-        self.answers: queue.Queue[str] = queue.Queue()
+        self.process: SpawnProcess | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -46,99 +45,74 @@ class Scorer:
         Raises:
             SnaketuneError: the file can't be run, or defines no `score`.
         """
-        process = self.process or self._start()
-        assert process.stdin
-        try:
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-        except OSError:
-            self._end()
-            return ENDED["error"]
-        answer = self._answer(self.seconds)
-        if answer is None or answer == ENDED:
-            self._end()
-        if answer is None:
-            return f"it took more than {self.seconds:g} s"
-        return answer["numbers"] if "numbers" in answer else answer["error"]
+        if self.process is None:
+            self._start()
+        # If it has ended, there is no answer either.
+        with suppress(OSError):
+            self.pipe.send_bytes(json.dumps(request).encode())
+        return self._answer(self.seconds)
 
-    def _start(self) -> "subprocess.Popen[str]":
-        self.answers = queue.Queue()
-        process = self.process = subprocess.Popen(
-            [sys.executable, "-m", "snaketune.sampling.scorer", str(self.file)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        threading.Thread(target=_read, args=(process, self.answers), daemon=True).start()
-        answer = self._answer(SECONDS_TO_START)
-        if answer != READY:
+    def _start(self) -> None:
+        self.pipe, theirs = SPAWN.Pipe()
+        self.process = SPAWN.Process(target=_serve, args=(theirs, self.file))
+        self.process.start()
+        theirs.close()
+        if why := self._answer(SECONDS_TO_START):
             self._end()
-            why = answer["error"] if answer else "its process didn't start in time"
             raise SnaketuneError(f"{self.file}: {why}; expected a function score(prompt, response, row)")
-        return process
 
-    def _answer(self, seconds: float) -> dict[str, Any] | None:
-        """The next line; None if there is none in time."""
+    def _answer(self, seconds: float) -> Any:
+        """The next answer of the process; why there is none, after which the process has ended."""
         try:
-            line = self.answers.get(timeout=seconds)
-        except queue.Empty:
-            return None
-        return json.loads(line) if line else ENDED
+            if self.pipe.poll(seconds):
+                return json.loads(self.pipe.recv_bytes())
+            why = f"it took more than {seconds:g} s"
+        except (EOFError, OSError):
+            why = "the scorer's process ended"
+        self._end()
+        return why
 
     def _end(self) -> None:
         if self.process:
             self.process.kill()
-            self.process.wait()
+            self.process.join()
+            self.pipe.close()
             self.process = None
 
 
-def _read(process: "subprocess.Popen[str]", answers: "queue.Queue[str]") -> None:
-    for line in process.stdout or ():
-        answers.put(line)
-    answers.put("")
+def _serve(pipe: Connection, file: Path) -> None:
+    """Run in the process: say why there is no function, else "", and then answer requests."""
 
+    def answer(value: Any) -> None:
+        pipe.send_bytes(json.dumps(value).encode())
 
-def main(file: str) -> None:
     quiet_libraries()
-    answers = os.fdopen(os.dup(1), "w")
-    # Also what libraries below Python print.
-    os.dup2(2, 1)
-
-    def answer(value: dict[str, Any]) -> None:
-        print(json.dumps(value), file=answers, flush=True)
-
-    sys.path.insert(0, str(Path(file).parent))
+    sys.path.insert(0, str(file.parent))
     try:
-        function = runpy.run_path(file).get("score")
+        function = runpy.run_path(str(file)).get("score")
     except Exception as error:
-        answer({"error": f"{type(error).__name__}: {first_line(error)}"})
+        answer(f"{type(error).__name__}: {first_line(error)}")
         return
-    if not callable(function):
-        answer({"error": "it defines no function `score`"})
-        return
-    answer(READY)
-    for line in sys.stdin:
-        answer(_called(function, json.loads(line)))
+    answer("" if callable(function) else "it defines no function `score`")
+    with suppress(EOFError):
+        while True:
+            answer(_called(function, json.loads(pipe.recv_bytes())))
 
 
-def _called(function: Callable[..., Any], request: dict[str, Any]) -> dict[str, Any]:
+def _called(function: Callable[..., Any], request: dict[str, Any]) -> dict[str, float] | str:
     try:
         value = function(request["prompt"], request["response"], request["row"])
     except Exception as error:
-        return {"error": f"{type(error).__name__}: {first_line(error)}"}
+        return f"{type(error).__name__}: {first_line(error)}"
     if value is None:
-        return {"error": "it returned None"}
+        return "it returned None"
     numbers = value if isinstance(value, dict) else {"score": value}
     try:
         numbers = {str(name): float(number) for name, number in numbers.items()}
     except (TypeError, ValueError):
-        return {"error": f"it returned {str(value)[:80]!r}; expected a number, or a mapping of names to numbers"}
+        return f"it returned {str(value)[:80]!r}; expected a number, or a mapping of names to numbers"
     if taken := KEYS.intersection(numbers):
-        return {"error": f"it returned a number called {min(taken)!r}, as the table calls another column"}
+        return f"it returned a number called {min(taken)!r}, as the table calls another column"
     if "score" not in numbers or not all(map(math.isfinite, numbers.values())):
-        return {"error": f"it returned {str(value)[:80]!r}; expected finite numbers, one of them `score`"}
-    return {"numbers": numbers}
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+        return f"it returned {str(value)[:80]!r}; expected finite numbers, one of them `score`"
+    return numbers

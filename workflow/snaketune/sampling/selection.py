@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
-from snaketune.sampling.tables import PROMPTS, RESPONSES, SCORES, SELECTED
+from snaketune.sampling.tables import KEYS, PROMPTS, RESPONSES, SCORES, SELECTED
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SelectSpec
@@ -41,18 +42,16 @@ class Candidate:
     index: int
 
 
-def write_selection(
-    spec: SelectSpec, work: WorkFolder, samples: Artifact, scores: Artifact, sampled: str = ""
-) -> Outcome:
-    """Write `selected.jsonl`.
+def build(spec: SelectSpec, work: WorkFolder, *, samples: Artifact, scores: Artifact, operation: Execution) -> Outcome:
+    """Write `selected.jsonl` to `work.payload`.
 
     Args:
-        sampled: the model whose responses they are, such as `dpo:demo`.
+        operation: with the model whose responses they are, such as `dpo:demo`.
     Raises:
         SnaketuneError: nothing is selected, or less than the spec wants.
     """
     responses, scored = read_table(samples.file(RESPONSES)), read_table(scores.file(SCORES))
-    if scored.select(["id", "turn", "index"]) != responses.select(["id", "turn", "index"]):
+    if scored.select(KEYS) != responses.select(KEYS):
         raise SnaketuneError("the scores are of another sample than the responses; run both again")
     of_prompt: dict[tuple[str, int], list[Row]] = {}
     for response, score in zip(responses.to_pylist(), scored["score"].to_pylist(), strict=True):
@@ -78,7 +77,8 @@ def write_selection(
     if made < (spec.min_rows or 0):
         raise SnaketuneError(
             f"{len(of_prompt)} prompts give {made} rows, fewer than min_rows: {spec.min_rows} (prompts without: {why}). The "
-            f"last model is {sampled}, which was sampled: to end with it, set rounds to those before; or {_advice(spec)}"
+            f"last model is {operation.sampled}, which was sampled: to end with it, set rounds to those before; or "
+            f"{_advice(spec)}"
         )
     counts = {
         "prompts": len(of_prompt),

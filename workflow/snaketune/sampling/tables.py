@@ -46,6 +46,7 @@ RESPONSE_SCHEMA = pa.schema(
         ("reference", pa.string()),
     ]
 )
-# Of a table of scores, before its numbers.
+# Columns that identify a response in tables of scores and replies.
 SCORE_FIELDS = [("id", pa.string()), ("turn", pa.int32()), ("index", pa.int32())]
+KEYS, SCORE = [name for name, _ in SCORE_FIELDS], "score"
 REPLY_SCHEMA = pa.schema([*SCORE_FIELDS, ("reply", pa.string()), ("asked", pa.int32())])

@@ -9,6 +9,8 @@ from transformers import PreTrainedModel
 
 from snaketune.config.generation import Decoding
 from snaketune.engine.model.devices import Compute
+from snaketune.engine.model.machine import is_out_of_memory
+from snaketune.errors import SnaketuneError, first_line
 from snaketune.progress import progress
 from snaketune.sampling.decoding import generate_batch
 from snaketune.sampling.generation_check import GenerationMode
@@ -52,11 +54,21 @@ class TransformersEngine:
 
     def generate(self, wanted: Sequence[Sequence[Request]]) -> Iterator[dict[bytes, Response]]:
         batches = wanted if self.mode.batched else [prompt for batch in wanted for prompt in _by_prompt(batch)]
+        total = sum(map(len, batches))
+        yield from progress(map(self._generate, batches), "generating", "responses", total, len, tokens=tokens_in)
+
+    def _generate(self, batch: Sequence[Request]) -> dict[bytes, Response]:
         how = {"decoding": self.decoding, "compute": self.compute}
         how |= {"cached": self.mode.cached, "shared": self.mode.shared}
-        finished = (generate_batch(self.model, self.chat, batch, **how) for batch in batches)
-        total = sum(map(len, batches))
-        yield from progress(finished, "generating", "responses", total, len, tokens=tokens_in)
+        try:
+            return generate_batch(self.model, self.chat, batch, **how)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise SnaketuneError(
+                f"memory ran out in a batch of {len(batch)} responses ({first_line(error)}); lower generation.batch_size "
+                "(batch_size of a judge) or max_new_tokens, and run again: finished responses are kept"
+            ) from error
 
 
 def _by_prompt(batch: Sequence[Request]) -> list[list[Request]]:

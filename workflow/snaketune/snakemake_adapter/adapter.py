@@ -23,7 +23,7 @@ from snaketune.cluster.job_endings import unfinished
 from snaketune.cluster.pending_jobs import watch
 from snaketune.cluster.resources import MAX_JOBS, TURN, ResourceRequests
 from snaketune.cluster.site import read_site, site_file
-from snaketune.cluster.submission_check import check, wait_for_controller
+from snaketune.cluster.submission_check import check
 from snaketune.config.task_files import check_shipped_tasks
 from snaketune.errors import SnaketuneError
 from snaketune.locations import forget, is_local, recall
@@ -142,9 +142,6 @@ class Adapter:
 
         def resource_of(name: str) -> Callable[[Wildcards, int], int | str | None]:
             def resource(wildcards: Wildcards, attempt: int) -> int | str | None:
-                # Snakemake calls this also right before it submits a job.
-                if self._on_slurm and not self.workflow.local_exec:
-                    wait_for_controller(logger.warning)
                 return self.requests.resources(self._job(stage, wildcards), attempt).get(name)
 
             return resource
@@ -357,12 +354,11 @@ class Adapter:
         settings.group_components = {**settings.group_components, **dict.fromkeys(self.requests.groups, MAX_JOBS)}
         site, file = self.requests.site, site_file()
         if self._on_slurm and site and file:
-            # `local_exec` is also true of a dry run.
             submissions = self.requests.submissions(self._sent_stages)
             if submissions and site.account:
                 check_account(site.account, file, logger)
             partition_of = Partitions(file).best
-            check(self.requests, submissions, partition_of, logger, waits=not self.workflow.local_exec)
+            check(self.requests, submissions, partition_of, logger)
 
     @cached_property
     def _outputs_of_this_run(self) -> set[str]:

@@ -1,7 +1,8 @@
-"""The declaration of a stage: `STAGE = Stage(...)` at the top of its module, beside its `build`.
+"""The declaration of a stage: `STAGE = Stage(...)` in the module that it is named after.
 
 Planning, rules, command line, estimates and report follow from the declarations, which `stages.table` collects. It imports each
-declaring module, so these import nothing heavy at their top (no numpy, pyarrow or torch); `build` does so when it is called.
+declaring module, so these import nothing heavy at their top (no numpy, pyarrow or torch). The `build` of a small stage is below
+its declaration and imports such libraries when it is called; for a heavy stage, the declaration names the module with `build`.
 The declaration isn't part of the code digest (`stages.cache.syntax`), so editing a cost or a group makes no result stale.
 """
 
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base import Model
 from snaketune.locations import File
-from snaketune.stages.cache.libraries import Inputs, always
 
 if TYPE_CHECKING:
     from snaketune.config.workflow import Workflow
@@ -77,7 +77,8 @@ class ModelCost:
 class Stage:
     """The declaration of one stage."""
 
-    module: str  # `__name__` of the module that has `build(spec, work, **inputs)`; its last part names the stage
+    module: str  # `__name__` of the module that declares it; its last part names the stage
+    work: str = ""  # the module with `build(spec, work, **inputs)`; without it, the declaring module has it
     spec: type[Model]
     payload: str  # the name of the folder beside the manifest that holds the result's files
     job_name: str = "{name}"  # the folder of a job below `results/<stage>/`, as a pattern of wildcards
@@ -85,8 +86,7 @@ class Stage:
     files: tuple[str, ...] = ()  # roles filled by external files
     # For a stage that reads manifests: returns the paths of other files by role, from the spec.
     further_files: Callable[[Any], dict[str, list[str]]] | None = None
-    # The distributions whose version shapes the result, from spec and artifacts.
-    libraries: Callable[[Any, Inputs], tuple[str, ...]] = always()
+    libraries: tuple[str, ...] = ()  # the distributions whose version can shape the result
     # The resources of a job, or a function of the job's spec that returns them.
     cost: Cost | ModelCost | Callable[[Any], Cost] = Cost()
     # The group of short jobs that are sent to a cluster as one job (`cluster.resources`).
@@ -113,6 +113,11 @@ class Stage:
     @property
     def name(self) -> str:
         return self.module.rpartition(".")[2]
+
+    @property
+    def code(self) -> str:
+        """The module with its `build`. Its code digest begins at `module`, which names this module and the launcher."""
+        return self.work or self.module
 
     def arguments(self, artifacts: dict[str, list[Artifact]], files: dict[str, list[File]]) -> dict[str, Any]:
         """The keyword arguments of `build` by role: one artifact, a list of them, or files."""

@@ -69,7 +69,7 @@ def build_once(job: LoadedJob, build: Callable[[WorkFolder], Outcome], work_root
     """
     stage, out = job.stage, job.out
     stamps = stamps_of(path for paths in job.files.values() for path in paths)
-    versions = {name: installed_version(name) for name in sorted(stage.libraries(job.spec, job.artifacts))}
+    versions = {name: installed for name in sorted(stage.libraries) if (installed := installed_version(name))}
     counted_versions = versions if job.reruns_on == "versions" else None
     key, *equivalent = job.cache_keys()
     read_now = read_files(job.files, work_root, shared=stage.array)
@@ -153,7 +153,7 @@ def build_once(job: LoadedJob, build: Callable[[WorkFolder], Outcome], work_root
         publish(Artifact(work.manifest, manifest, work.finished), work, claim, stage.payload, requested)
 
 
-def _made_with(versions: dict[str, str | None] | None, result: Artifact) -> bool:
+def _made_with(versions: dict[str, str] | None, result: Artifact) -> bool:
     """Whether a result was made with these versions of libraries from its first attempt on; None: any versions."""
     manifest = result.manifest
     return versions is None or (versions == manifest["versions"] and "resumed_from_versions" not in manifest)
@@ -184,7 +184,7 @@ def _build(job: LoadedJob, work: WorkFolder) -> Outcome:
         if stage.launcher:
             return import_module(stage.launcher).launch(job, work)
         more = {"operation": operation} if stage.takes_operation else {}
-        outcome = import_module(stage.module).build(job.spec, work, **job.arguments, **more)
+        outcome = import_module(stage.code).build(job.spec, work, **job.arguments, **more)
     # Templates are read during the build, and some modules.
     check_code(stage.module, job.code, stage.name)
     return outcome

@@ -153,6 +153,7 @@ def _add_brackets(messages: list[Message], bracket: str, inside: bool) -> list[M
 def generated_spans(
     messages: list[Message],
     text: str,
+    trained: Sequence[bool] | None,
     control: Sequence[str],
     rendered: Callable[..., str],
 ) -> list[Span | None] | None:
@@ -160,16 +161,21 @@ def generated_spans(
     writes it for the turns before, to the end of turn.
 
     A span is None if `text` has another form of the turn than the one that is generated, as Qwen3's template drops the
-    reasoning of earlier turns. The result is None if not even the last turn follows its prompt.
+    reasoning of earlier turns, or if an earlier turn isn't trained. The result is None if not even the last turn follows its
+    prompt.
 
     Args:
         text: the rendered messages.
+        trained: which assistant turns are trained; None for all.
         rendered: renders messages, with `prompt=True` also the generation prompt, with further variables of the template.
     """
     ends = re.compile(any_of(control))
     spans: list[Span | None] = []
     speaking = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-    for number in speaking:
+    for turn_number, number in enumerate(speaking):
+        if trained is not None and not trained[turn_number] and number != speaking[-1]:
+            spans.append(None)
+            continue
         last = number == len(messages) - 1
         turn = text if last else rendered(messages[: number + 1])
         prompts = (rendered(messages[:number], prompt=True, **thinking) for thinking in THINKING)

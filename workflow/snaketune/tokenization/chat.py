@@ -247,7 +247,8 @@ class ChatTokenizer:
             return []
         tools = list(tools) or [None] * len(conversations)
         conversations = [self.template.prepared(*row) for row in zip(conversations, tools, strict=True)]
-        texts, spans = self.template.render(conversations, add_generation_prompt, tools)
+        trained = list(trained) or [None] * len(conversations)
+        texts, spans = self.template.render(conversations, add_generation_prompt, tools, trained)
         if not add_generation_prompt:
             for row in zip(conversations, texts, tools):
                 self.template.check_prompt(*row)
@@ -256,7 +257,6 @@ class ChatTokenizer:
         for messages, own_tools, frame in zip(conversations, tools, frames):
             if not frame.writes_tools:
                 raise tool_calls.tools_omitted([message["role"] for message in messages], own_tools)
-        trained = list(trained) or [None] * len(conversations)
         to_guard = []
         for number, (encoding, frame) in enumerate(zip(encodings, frames)):
             texts_of_row = chain(
@@ -315,7 +315,9 @@ class ChatTokenizer:
                 own_tools = json.dumps(tool_calls.with_strings(json.loads(own_tools), inside), ensure_ascii=False)
             for ends in (True, False):
                 guarded = self.control.guard(messages, guard, ends)
-                (text,), (row_spans,) = self.template.render([guarded], add_generation_prompt, [own_tools])
+                (text,), (row_spans,) = self.template.render(
+                    [guarded], add_generation_prompt, [own_tools], [own_trained]
+                )
                 if text.replace(guard, "") == expected:
                     break
             else:

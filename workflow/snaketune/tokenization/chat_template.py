@@ -128,7 +128,7 @@ class ChatTemplate:
         if not self.treats_reasoning:
             return ""
         try:
-            (text,), (spans,) = self._render([[QUESTION, ANSWER]], [None])
+            (text,), (spans,) = self._render([[QUESTION, ANSWER]], [None], [None])
             turn = self.write([QUESTION, ANSWER], enable_thinking=False)
             prompt = self.write([QUESTION], prompt=True, enable_thinking=False)
         except SnaketuneError:
@@ -203,7 +203,7 @@ class ChatTemplate:
         """How many characters after the start of an assistant's span its generation prompt ends (negative: before it), and the
         text between the two; None if the template has no generation prompt that leads to a turn."""
         try:
-            (text,), (spans,) = self._render([[QUESTION, ANSWER]], [None])
+            (text,), (spans,) = self._render([[QUESTION, ANSWER]], [None], [None])
             prompt = self.write([QUESTION], prompt=True)
         except SnaketuneError:
             return None
@@ -267,10 +267,19 @@ class ChatTemplate:
         return self.closings["tool_calls" in last] if last["role"] == "assistant" else ""
 
     def render(
-        self, conversations: Sequence[list[Message]], add_generation_prompt: bool = False, tools: Tools = ()
+        self,
+        conversations: Sequence[list[Message]],
+        add_generation_prompt: bool = False,
+        tools: Tools = (),
+        trained: Sequence[Sequence[bool] | None] = (),
     ) -> tuple[list[str], list[list[Span | None]]]:
         """Render conversations; return the text of each, and the character spans of its assistant turns (None if a turn isn't
-        written as it is generated)."""
+        written as it is generated).
+
+        Args:
+            trained: for each conversation, which of its assistant turns are trained, default all; the span of another turn may
+                be None, since each span costs renderings of its prompt.
+        """
         if not self.text:
             raise SnaketuneError(
                 "the tokenizer has no chat template, so conversations can't be rendered; name one under "
@@ -281,19 +290,19 @@ class ChatTemplate:
             # In a prompt, nothing is supervised.
             texts = self.write_all(conversations, True, tools)
             return texts, [[] for _ in texts]
-        texts, spans = self._render(conversations, tools)
+        texts, spans = self._render(conversations, tools, list(trained) or [None] * len(conversations))
         if self.empty_reasoning == "mask" and self.empty_block:
             spans = [self._behind_empty_block(*row) for row in zip(conversations, texts, spans, strict=True)]
         return texts, spans
 
     def _render(
-        self, conversations: Sequence[list[Message]], tools: Tools
+        self, conversations: Sequence[list[Message]], tools: Tools, trained: Sequence[Sequence[bool] | None]
     ) -> tuple[list[str], list[list[Span | None]]]:
         """`render`, with empty reasoning in the spans."""
         if self.marked:
             texts, spans = self._render_marked(self.text, conversations, tools)
         else:
-            texts, spans = self._render_unmarked(conversations, tools)
+            texts, spans = self._render_unmarked(conversations, tools, trained)
         rows = zip(conversations, texts, spans, strict=True)
         return texts, [as_generated(*row) if self.treats_reasoning else row[2] for row in rows]
 
@@ -340,16 +349,16 @@ class ChatTemplate:
         earlier = [end for end in ends if end < len(messages)]
         if not earlier:
             return []
-        whole = self.write(self.prepared(messages, tools), tools=tools)
-        views = (self.write(self.prepared(messages[:end], tools), tools=tools) for end in earlier)
+        conversations = [self.prepared(messages[:end], tools) for end in (*earlier, len(messages))]
+        *views, whole = self.write_all(conversations, tools=[tools] * len(conversations))
         return [end for end, view in zip(earlier, views) if not whole.startswith(view)]
 
     def _render_unmarked(
-        self, conversations: Sequence[list[Message]], tools: Tools
+        self, conversations: Sequence[list[Message]], tools: Tools, trained: Sequence[Sequence[bool] | None]
     ) -> tuple[list[str], list[list[Span | None]]]:
         """Render with a template that marks nothing."""
         texts = self.write_all(conversations, tools=tools)
-        spans = [self._known_spans(*row) for row in zip(conversations, tools, texts)]
+        spans = [self._known_spans(*row) for row in zip(conversations, tools, texts, trained, strict=True)]
         if rest := [number for number, row_spans in enumerate(spans) if row_spans is None]:
             columns = ([column[number] for number in rest] for column in (conversations, texts, tools))
             known = bracketed_spans(*columns, self._control, self.write_all)
@@ -367,10 +376,12 @@ class ChatTemplate:
             tool_calls.check_marked_calls(messages, text, row_spans)
         return texts, spans
 
-    def _known_spans(self, messages: list[Message], tools: str | None, text: str) -> list[Span | None] | None:
+    def _known_spans(
+        self, messages: list[Message], tools: str | None, text: str, trained: Sequence[bool] | None
+    ) -> list[Span | None] | None:
         """The spans in `text`, the rendered messages, without changing them; None if they can't be known so."""
         if self.treats_reasoning and "add_generation_prompt" in self.text:
-            generated = generated_spans(messages, text, self._control, partial(self.write, tools=tools))
+            generated = generated_spans(messages, text, trained, self._control, partial(self.write, tools=tools))
             if generated is not None:
                 return generated
         if self.training_text:

@@ -50,7 +50,7 @@ AROUND = 32
 Sample = list[tuple[str, bool]]
 
 
-def tokenize_part(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: Artifact) -> Outcome:
+def build(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: Artifact) -> Outcome:
     """Write the token files to the payload.
 
     Raises:

@@ -1,27 +1,18 @@
 """The `tokenize` stage: encode one part of a corpus to token ids and loss masks (`tokenization.corpus_part`)."""
 
-from snaketune.artifacts.manifest import Artifact
-from snaketune.stages.cache import libraries
-from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Cost, Stage, exactly_one
-from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import TokenizeSpec
 
 STAGE = Stage(
     module=__name__,
+    work="snaketune.tokenization.corpus_part",
     spec=TokenizeSpec,
     payload="tokens",
     job_name="{name}/{part}",
     inputs={"corpus": exactly_one("corpus"), "tokenizer": exactly_one("tokenizer")},
-    libraries=libraries.always("tokenizers", "transformers", "jinja2", "pyarrow"),
+    libraries=("tokenizers", "transformers", "jinja2", "pyarrow"),
     cost=Cost(mb_per_gb=300, minutes_per_gb=30, disk_per_text=1.2),
     group="data",
     array=True,
     in_report=True,
 )
-
-
-def build(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: Artifact) -> Outcome:
-    from snaketune.tokenization.corpus_part import tokenize_part
-
-    return tokenize_part(spec, work, corpus=corpus, tokenizer=tokenizer)

@@ -43,7 +43,7 @@ COLUMNS = ("messages", "prompt", "chosen", "rejected", "completion", "tools")
 VARIABLES = {"eos_token": TURN_END, "pad_token": PAD, "unk_token": UNK}
 
 
-def make_tokenizer(
+def build(
     spec: TokenizerSpec, work: WorkFolder, *, corpora: list[Artifact], chat_template: list[Path], base: list[Path]
 ) -> Outcome:
     """Write the tokenizer to the payload.

@@ -1,11 +1,8 @@
 """The `calibrate` stage: measure throughput and memory by micro-batch size on this device, in worker processes
 (`training.autotune.calibration`)."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snaketune.artifacts.manifest import Artifact
-from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.files import write_json
 from snaketune.stages.cache import libraries
@@ -17,10 +14,10 @@ from snaketune.stages.specs import CalibrateSpec
 
 if TYPE_CHECKING:
     from snaketune.stages.loaded_job import LoadedJob
-    from snaketune.tracking.curves import TrackedRun
 
 STAGE = Stage(
     module=__name__,
+    work="snaketune.training.autotune.calibration",
     spec=CalibrateSpec,
     payload="curve",
     inputs={
@@ -28,32 +25,12 @@ STAGE = Stage(
         "tokenizer": exactly_one("tokenizer"),
     },
     files=("base",),
-    libraries=libraries.of_calibration,
+    libraries=libraries.TRAINING,
     operation=(*DEVICES, "load_in_memory", "activation_offloading", "calibrated_epochs"),
     launcher=__name__,
     cost=ModelCost(flops=0),
     measures=True,
 )
-
-
-def build(
-    spec: CalibrateSpec,
-    work: WorkFolder,
-    *,
-    operation: Execution,
-    pack: Artifact,
-    tokenizer: Artifact,
-    base: list[Path],
-    tracked: "TrackedRun | None" = None,
-) -> Outcome:
-    """Write `curve.json` to `work.payload`; see `measure_curve`.
-
-    Args:
-        tracked: not used; a calibration isn't tracked.
-    """
-    from snaketune.training.autotune.calibration import measure_curve
-
-    return measure_curve(spec, work, operation=operation, pack=pack, tokenizer=tokenizer)
 
 
 def launch(job: "LoadedJob", work: WorkFolder) -> Outcome:

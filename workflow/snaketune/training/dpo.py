@@ -32,7 +32,7 @@ STAGE = Stage(
         "reference": any_number("sft", "dpo"),
     },
     files=("base",),
-    libraries=libraries.of_training,
+    libraries=libraries.TRAINING,
     operation=(*TRAINING, "share_kernels"),
     launcher="snaketune.training.launch.oom_retry",
     cost=ModelCost(flops=6, disk_per_parameter=4),

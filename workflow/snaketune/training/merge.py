@@ -16,7 +16,7 @@ STAGE = Stage(
     payload="model",
     inputs={"models": any_number("sft", "dpo", entries=("saved_dtype",))},
     files=("base",),
-    libraries=libraries.always("torch", "transformers", "peft"),
+    libraries=libraries.MODEL,
     # The average and one model in float32.
     cost=Cost(mb=2000, minutes=5, bytes_per_parameter=10, minutes_per_billion=2, disk_per_parameter=4),
 )

@@ -142,7 +142,7 @@ def make_trainer(training: PreparedTraining, model: torch.nn.Module, compute: Co
         train_dataset=rows,
         compute=compute,
         options=options,
-        **training.loss_arguments,
+        **training.loss,
     )
 
 
@@ -193,7 +193,7 @@ def _with_trained_parameters(model: PreTrainedModel, run: TrainingRun) -> torch.
 def examine_machine(training: PreparedTraining) -> MachineCheck:
     """Compare the needs of a training with this machine, before its model is loaded."""
     run = training.run
-    arguments = training.loss_arguments
+    arguments = training.loss
     per_token = arguments.get("loss") == "dft" or arguments.get("distillation") or training.rows.weighted
     summed = training.trainer_class.sums_losses and not per_token
     trainer_class = training.trainer_class

@@ -1,7 +1,7 @@
 """Trainings before their models are loaded: what they are, how they run, on which rows, from which weights."""
 
 from collections.abc import Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -10,16 +10,14 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.config.operation import Execution
-from snaketune.engine.distillation import Distillation
 from snaketune.engine.features import TrainingFeatures
 from snaketune.engine.fsdp import world_size
 from snaketune.engine.model.devices import Compute, resolve_compute
 from snaketune.engine.model.packing_support import choose_kernel
 from snaketune.engine.packing.rows import PackedRows
-from snaketune.engine.pair_rewards import RewardSettings
 from snaketune.models.adapter_stack import AdapterStack
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.specs import DpoSpec, SftSpec, TrainingSpec
+from snaketune.stages.specs import TrainingSpec
 from snaketune.tracking.curves import TrackedRun
 
 OFFLOADING_DEVICES = ("cuda", "xpu")
@@ -74,6 +72,7 @@ class PreparedTraining:
     Attributes:
         rows: training rows, as the trainer takes them; `str(rows)` describes them in the log.
         held_out: rows that may be measured while the training runs; None if it can't measure any.
+        loss: the arguments of the trainer that define its loss.
     """
 
     trainer_class: type[TrainingFeatures]
@@ -81,6 +80,7 @@ class PreparedTraining:
     run: TrainingRun
     initial: AdapterStack
     held_out: PackedRows | None = None
+    loss: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def config(self) -> PretrainedConfig | None:
@@ -91,18 +91,6 @@ class PreparedTraining:
     def any_config(self) -> PretrainedConfig | None:
         """The config of the initial model, also if that is made from scratch."""
         return self.config or self.initial.new_config()
-
-    @property
-    def loss_arguments(self) -> dict[str, Any]:
-        """The arguments of the trainer that define its loss."""
-        spec = self.run.spec
-        if isinstance(spec, SftSpec):
-            taught = {"distillation": Distillation(**spec.distill.model_dump())} if spec.distill else {}
-            return {"loss": spec.loss} | taught
-        if isinstance(spec, DpoSpec):
-            return {"settings": spec.settings}
-        centers = spec.center_rewards_coefficient
-        return {"settings": RewardSettings(center_rewards_coefficient=centers, margin=spec.margin)}
 
     def load(self, weights_dtype: torch.dtype, quantized: bool = True) -> PreTrainedModel:
         """Load the model that is trained. Args: quantized: whether its weights are in 4 bits where the spec has them so."""

@@ -1,16 +1,21 @@
 """Preparation of a preference training: its pairs with their reference log-probabilities, and its initial weights."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.engine.dpo import DpoTrainer
 from snaketune.engine.model.packing_support import with_supported_kernel
+from snaketune.engine.preference_settings import PreferenceSettings, StopIf, weights_by_loss
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import ADAPTER, AdapterStack, check_trained_on
+from snaketune.stages.specs import DpoSpec
 from snaketune.training.pair_rows import pair_rows
 from snaketune.training.prepared import PreparedTraining, TrainingRun
 from snaketune.training.reference.logps_table import check_computed_alike
+
+# Keys of `dpo.NAME.stop_if` that are thresholds.
+THRESHOLDS = {"margin_below", "chosen_reward_below", "kl_above"}
 
 
 def prepare_dpo(
@@ -50,5 +55,27 @@ def prepare_dpo(
         run = replace(run, adapter=tokenizer / ADAPTER)
     rows = pair_rows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha)
     held_out = pair_rows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha, split="held_out")
-    prepared = PreparedTraining(trainer_class=DpoTrainer, rows=rows, run=run, initial=initial, held_out=held_out)
+    prepared = PreparedTraining(
+        trainer_class=DpoTrainer,
+        rows=rows,
+        run=run,
+        initial=initial,
+        held_out=held_out,
+        loss={"settings": preference_settings(spec)},
+    )
     return prepared.with_kernel()
+
+
+def preference_settings(spec: DpoSpec) -> PreferenceSettings:
+    """The losses of a spec and their parameters, for the engine."""
+    stop_if = None
+    if limits := spec.stop_if:
+        thresholds = limits.model_dump(include=THRESHOLDS, exclude_none=True)
+        stop_if = StopIf(thresholds=thresholds, from_step=limits.from_step, window=limits.window)
+    names = {field.name for field in fields(PreferenceSettings)} & type(spec).model_fields.keys() - {"stop_if"}
+    return PreferenceSettings(
+        weights=weights_by_loss(spec.loss),
+        stop_if=stop_if,
+        external_reference=spec.reference is not None,
+        **{name: getattr(spec, name) for name in names},
+    )

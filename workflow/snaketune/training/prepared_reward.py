@@ -8,6 +8,7 @@ import numpy as np
 from snaketune.artifacts.manifest import Artifact
 from snaketune.engine.model.reward_head import reward_class
 from snaketune.engine.packing.rows import PackedRows
+from snaketune.engine.pair_rewards import RewardSettings
 from snaketune.engine.reward import RewardTrainer
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import AdapterStack
@@ -36,12 +37,14 @@ def prepare_reward(run: TrainingRun, results: tuple[Artifact, ...], pack: Artifa
 def reward_training(run: TrainingRun, initial: AdapterStack, pack: Artifact, *, held_out: bool) -> PreparedTraining:
     """The training of a reward model from these weights. Args: held_out: whether held-out pairs may be measured."""
     spec, in_memory = run.spec, run.operation.load_in_memory
+    centers = spec.center_rewards_coefficient
     prepared = PreparedTraining(
         trainer_class=RewardTrainer,
         rows=reward_rows(pack, "train", in_memory, margin=spec.margin),
         run=run,
         initial=initial,
         held_out=reward_rows(pack, "held_out", in_memory, margin=spec.margin) if held_out else None,
+        loss={"settings": RewardSettings(center_rewards_coefficient=centers, margin=spec.margin)},
     )
     if prepared.any_config:
         reward_class(prepared.any_config)

@@ -26,7 +26,7 @@ STAGE = Stage(
     payload="model",
     inputs={"model": exactly_one("sft"), "pack": exactly_one("pack"), "base_layers": any_number("sft")},
     files=("base",),
-    libraries=libraries.of_training,
+    libraries=libraries.TRAINING,
     operation=TRAINING,
     launcher="snaketune.training.launch.oom_retry",
     cost=ModelCost(flops=6, disk_per_parameter=4),

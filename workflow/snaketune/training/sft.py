@@ -29,7 +29,7 @@ STAGE = Stage(
         "teacher": any_number("teacher"),
     },
     files=("base",),
-    libraries=libraries.of_training,
+    libraries=libraries.TRAINING,
     operation=TRAINING,
     launcher="snaketune.training.launch.oom_retry",
     cost=ModelCost(flops=6, disk_per_parameter=4),

@@ -16,7 +16,7 @@ from snaketune.corpus.layouts.unstated import UnstatedColumns
 from snaketune.corpus.rows import TEXT, Malformed, RawRow, RowResult
 from snaketune.corpus.values.cells import Raw, flat
 from snaketune.corpus.values.frames import frame_of_whole
-from snaketune.corpus.values.row_file import RowFile, stated_names
+from snaketune.corpus.values.row_file import RowFile, maps_rows, stated_names
 from snaketune.corpus.values.schema import VALUES_COMPARED, Name, Samples, Schema, Variant, bind, columns_in
 
 
@@ -50,7 +50,7 @@ def recognise(rows: Sequence[RawRow], kind: str, source: Source) -> RowFile:
         if kind not in schema.kinds:
             what = f"rows of layout {layout} are for kind {schema.kinds[0]}, and the corpus is of kind {kind}"
             raise Malformed("wrong_kind", what)
-        found = _candidates([schema], {} if source.fields.maps_rows else samples, stated, complete=False)
+        found = _candidates([schema], {} if maps_rows(source.fields) else samples, stated, complete=False)
     else:
         schemas = [schema for schema in LAYOUTS.values() if kind in schema.kinds]
         found = _candidates(schemas, samples, stated, complete=bool(samples))

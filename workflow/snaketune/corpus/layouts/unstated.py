@@ -18,6 +18,7 @@ from snaketune.corpus.layouts.nearest import nearest
 from snaketune.corpus.rows import RowResult
 from snaketune.corpus.values.cells import json_of
 from snaketune.corpus.values.marks import marks_rows
+from snaketune.corpus.values.row_file import maps_rows
 from snaketune.corpus.values.schema import columns_in
 from snaketune.errors import SnaketuneError
 
@@ -46,7 +47,7 @@ class UnstatedColumns:
         fields = source.fields
         self.source, self.guessed = (
             source,
-            source.layout == "auto" and not (fields.maps_rows or fields.messages or fields.text),
+            source.layout == "auto" and not (maps_rows(fields) or fields.messages or fields.text),
         )
         named = [name for value in fields.model_dump(exclude_defaults=True).values() for name in columns_in(value)]
         self.stated = {*source.ignore, *(condition.column for condition in source.where), order_column, *named}

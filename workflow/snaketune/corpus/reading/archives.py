@@ -1,18 +1,21 @@
-"""Compressed files, and files in zip and tar archives, in order of name: read in place, and nothing is written to disk.
+"""Compressed files, and files in zip and tar archives, in order of name.
 
-A member of a zip, or of an uncompressed tar, is read at its offset. A compressed tar can only be read from its start, so its
-members are decompressed into memory, up to BUFFER_BYTES at a time; only a member larger than that is decompressed anew each
-time it is opened. One pass is enough for an archive whose members are in order of name, as `tar --sort=name` writes them.
+Members of a zip, or of an uncompressed tar on disk, are read where they lie. Any other tar can only be read from its start, so
+it is copied, uncompressed, to a temporary file, which has no name and ends with the reading. No member is extracted.
 """
 
+import errno
 import gzip
 import io
 import lzma
+import shutil
 import tarfile
 import zipfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
-from typing import BinaryIO, NamedTuple
+from tempfile import TemporaryFile, gettempdir
+from typing import IO, BinaryIO, NamedTuple
 
 import pyarrow as pa
 
@@ -20,9 +23,9 @@ from snaketune.corpus.excerpts import printable
 from snaketune.corpus.reading.formats import Opener, refuse_zipped
 from snaketune.errors import SnaketuneError
 from snaketune.locations import File, size_of
-from snaketune.remote_files import BYTES_PER_READ, is_remote_reader, open_file
+from snaketune.remote_files import BYTES_PER_READ, open_file
 
-BadZipFile = zipfile.BadZipFile
+BadZipFile, TarError = zipfile.BadZipFile, tarfile.TarError
 GZIP_MAGIC, ZSTD_MAGIC, XZ_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0"
 ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
 ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
@@ -30,7 +33,6 @@ ENCRYPTED = 1
 # The largest end record, one with the longest comment; and the member count that stands for itself and any larger one.
 MAX_END_RECORD, COUNT_OVERFLOW = 22 + 65535, 65535
 UNPACK = "unpack it, and name its files"
-BUFFER_BYTES = 64 << 20
 
 
 class Member(NamedTuple):
@@ -38,12 +40,6 @@ class Member(NamedTuple):
 
     name: str
     opener: Opener | None
-
-
-class _TarEntry(NamedTuple):
-    name: str
-    offset: int
-    size: int
 
 
 class _DecompressedReader(io.BufferedReader):
@@ -87,28 +83,6 @@ class _Header(tarfile.TarInfo):
             raise
         except tarfile.HeaderError as error:
             raise tarfile.ReadError(str(error)) from None
-
-
-class _Slice(io.RawIOBase):
-    """The next `size` bytes of a file."""
-
-    def __init__(self, file: BinaryIO, size: int):
-        self.file, self.remaining = file, size
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:
-        data = self.file.read(min(len(buffer), self.remaining))
-        if self.remaining and buffer and not data:
-            raise EOFError("the archive ends within a file")
-        self.remaining -= len(data)
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        self.file.close()
-        super().close()
 
 
 def is_zip(path: File) -> bool:
@@ -175,89 +149,40 @@ def _open_zipped(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> 
 
 
 def tar_members(opener: Opener, display_name: str) -> Iterator[Member]:
-    """Yield the files in a tar.
+    """Yield the files in a tar; of several with one name, the last.
 
     Raises:
-        SnaketuneError: it is damaged or cut off.
+        SnaketuneError: it is damaged or cut off, or a compressed one doesn't fit on the disk for temporary files.
     """
-    with opener() as file:
-        entries, others = _tar_entries(file, display_name)
-        on_disk = _is_on_disk(file)
-    yield from (Member(name, None) for name in others)
-    ordered = sorted(entries.values())
-    if on_disk:
-        yield from (Member(entry.name, partial(_open_at, opener, entry)) for entry in ordered)
-        return
-    file, position = opener(), 0
-    try:
-        for batch in _batches(ordered):
-            if batch[0].size > BUFFER_BYTES:
-                yield Member(batch[0].name, partial(_open_at, opener, batch[0]))
-                continue
-            contents: dict[str, bytes] = {}
-            for name, offset, size in sorted(batch, key=lambda entry: entry.offset):
-                if offset < position:
-                    file.close()
-                    file, position = opener(), 0
-                _skip(file, offset - position)
-                contents[name] = _read(file, size)
-                position = offset + size
-            yield from (Member(entry.name, partial(io.BytesIO, contents.pop(entry.name))) for entry in batch)
-    finally:
-        file.close()
-
-
-def _batches(entries: list[_TarEntry]) -> Iterator[list[_TarEntry]]:
-    """Yield consecutive entries of up to BUFFER_BYTES together, at least one at a time."""
-    batch: list[_TarEntry] = []
-    for entry in entries:
-        if batch and sum(member.size for member in batch) + entry.size > BUFFER_BYTES:
-            yield batch
-            batch = []
-        batch.append(entry)
-    if batch:
-        yield batch
-
-
-def _tar_entries(file: BinaryIO, display_name: str) -> tuple[dict[str, _TarEntry], list[str]]:
-    """Return the entry of each file by name, the last if a name occurs twice; and the names of links and the like."""
-    entries: dict[str, _TarEntry] = {}
+    files: dict[str, tarfile.TarInfo] = {}
     others: list[str] = []
     last = ""
-    try:
-        with tarfile.open(fileobj=file, mode="r:" if file.seekable() else "r|", tarinfo=_Header) as archive:
+    with opener() as file, ExitStack() as stack:
+        on_disk: IO[bytes] = file
+        if not isinstance(getattr(file, "raw", None), io.FileIO):
+            on_disk = stack.enter_context(TemporaryFile())
+            _copy(file, on_disk, display_name)
+        try:
+            archive = stack.enter_context(tarfile.open(fileobj=on_disk, mode="r:", tarinfo=_Header))
             for info in archive:
                 last = f" after {printable(info.name)}"
                 if info.isreg() and not info.issparse():
-                    entries[info.name] = _TarEntry(info.name, info.offset_data, info.size)
+                    files[info.name] = info
                 elif not info.isdir():
                     others.append(info.name)
-    except tarfile.TarError as error:
-        what = f"is a tar archive that is damaged or cut off{last}: {error}; fetch it again"
-        raise SnaketuneError(f"{display_name} {what}") from None
-    return entries, [name for name in others if name not in entries]
+        except TarError as error:
+            what = f"is a tar archive that is damaged or cut off{last}: {error}; fetch it again"
+            raise SnaketuneError(f"{display_name} {what}") from None
+        yield from (Member(name, None) for name in others if name not in files)
+        yield from (Member(name, partial(archive.extractfile, files[name])) for name in sorted(files))
 
 
-def _is_on_disk(file: BinaryIO) -> bool:
-    return isinstance(getattr(file, "raw", None), io.FileIO)
-
-
-def _open_at(opener: Opener, entry: _TarEntry) -> BinaryIO:
-    file = opener()
-    if _is_on_disk(file) or is_remote_reader(file):
-        file.seek(entry.offset)
-    else:
-        _skip(file, entry.offset)
-    return io.BufferedReader(_Slice(file, entry.size), BYTES_PER_READ)
-
-
-def _skip(file: BinaryIO, size: int) -> None:
-    while size:
-        size -= len(_read(file, min(size, BYTES_PER_READ)))
-
-
-def _read(file: BinaryIO, size: int) -> bytes:
-    data = file.read(size)
-    if len(data) < size:
-        raise EOFError("the archive ends within a file")
-    return data
+def _copy(file: BinaryIO, copy: IO[bytes], display_name: str) -> None:
+    try:
+        shutil.copyfileobj(file, copy, BYTES_PER_READ)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        what = f"doesn't fit uncompressed in {gettempdir()}; set TMPDIR to a folder with more room, or {UNPACK}"
+        raise SnaketuneError(f"{display_name} is a tar archive that {what}") from None
+    copy.seek(0)

@@ -7,14 +7,15 @@ one malformed row, a malformed array fails the file. Both are read in blocks, so
 import io
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, BinaryIO, Literal, Protocol
 
 from snaketune.corpus.excerpts import excerpt
 from snaketune.corpus.reading.encodings import UTF_8, wrong_encoding
 from snaketune.corpus.reading.formats import BYTE_ORDER_MARK, DEFAULT_KEYS, Opener, TextKeys, suffix_of
-from snaketune.corpus.reading.json_arrays import document_rows
+from snaketune.corpus.reading.json_documents import document_rows
 from snaketune.corpus.reading.json_values import parse
-from snaketune.corpus.rows import Malformed, Noted, RawRow
+from snaketune.corpus.rows import NAN_AS_NULL, Malformed, RawRow, nan_as_null
 from snaketune.errors import SnaketuneError
 
 # Only so much of a longer first line is read: it may be a whole file.
@@ -41,11 +42,10 @@ def read_json(opener: Opener, display_name: str, keys: TextKeys = DEFAULT_KEYS) 
         return
     number = 0
     try:
-        with opener() as file:
-            for number, row in enumerate(document_rows(file, display_name, BYTE_ORDER_MARK), start=1):
-                yield _row("row", number, row)
+        for number, row in enumerate(document_rows(opener, display_name), start=1):
+            yield _row("row", number, row)
     except Malformed as error:
-        if number or not isinstance(_without_notes(_parsed(head[-1])), dict):
+        if number or not isinstance(_parsed(head[-1]), dict):
             cut_off = ". It may be cut off; fetch it again" if error.reason == "not_json" else ""
             what = f"{error.detail}{cut_off}"
             if error.reason == "not_utf8":
@@ -57,14 +57,13 @@ def read_json(opener: Opener, display_name: str, keys: TextKeys = DEFAULT_KEYS) 
 
 def rows_of_line(number: int, line: bytes) -> Iterable[RawRow]:
     """Return the row of a line; or the objects of a line that isn't valid JSON because it holds several."""
-    return _irregular_rows(number, line, _parsed(line))
-
-
-def _irregular_rows(number: int, line: bytes, value: Any) -> Iterable[RawRow]:
+    value = _parsed(line)
+    if type(value) is dict and b"NaN" not in line:
+        return [RawRow("line", number, value)]
     if isinstance(value, Malformed) and value.reason == "not_json" and line.lstrip().startswith(b"{"):
         with suppress(Malformed):
-            return [_row("line", number, row) for row in document_rows(io.BytesIO(line), "", b"")]
-    return (_row("line", number, value),)
+            return [_row("line", number, row) for row in document_rows(partial(io.BytesIO, line), "")]
+    return [_row("line", number, value)]
 
 
 class Span(Protocol):
@@ -88,12 +87,7 @@ def json_lines(opener: Opener, span: Span | None = None) -> Iterator[RawRow]:
             if number == 1 and not (span and span.start):
                 line = line.removeprefix(BYTE_ORDER_MARK)
             if line and not line.isspace():
-                value = _parsed(line)
-                # Nearly all lines are one object each.
-                if type(value) is dict:
-                    yield RawRow("line", number, value)
-                else:
-                    yield from _irregular_rows(number, line, value)
+                yield from rows_of_line(number, line)
 
 
 def _head(opener: Opener) -> list[bytes]:
@@ -119,7 +113,7 @@ def _is_lines(head: list[bytes], display_name: str) -> bool:
     if isinstance(value, Malformed):
         # The beginning of a document over several lines, or a malformed line.
         return named_lines and first != b"{" and not first.startswith(b"[")
-    return len(head) == 2 or _is_messages(value) or (named_lines and isinstance(value, (dict, Noted)))
+    return len(head) == 2 or _is_messages(value) or (named_lines and isinstance(value, dict))
 
 
 def _parsed(line: bytes) -> Any:
@@ -127,10 +121,6 @@ def _parsed(line: bytes) -> Any:
         return parse(line)
     except Malformed as error:
         return error
-
-
-def _without_notes(value: Any) -> Any:
-    return value.value if isinstance(value, Noted) else value
 
 
 def _is_messages(value: Any) -> bool:
@@ -141,13 +131,14 @@ def _is_messages(value: Any) -> bool:
 
 
 def _row(unit: Literal["line", "row"], number: int, value: Any) -> RawRow:
-    if type(value) is dict:
-        return RawRow(unit, number, value)
-    notes = value.notes if isinstance(value, Noted) else ()
-    value = _without_notes(value)
-    if _is_messages(value):
-        value = {"messages": value}
-    if not isinstance(value, (dict, Malformed)):
-        kind = KINDS.get(type(value), "a number")
-        value = Malformed("not_an_object", f"expected an object, found {kind}", excerpt(value))
-    return RawRow(unit, number, value, notes)
+    try:
+        cleaned = nan_as_null(value)
+    except RecursionError:
+        cleaned = value = Malformed("not_json", "nested too deeply", excerpt(value))
+    notes = () if cleaned is value else NAN_AS_NULL
+    if _is_messages(cleaned):
+        cleaned = {"messages": cleaned}
+    if not isinstance(cleaned, (dict, Malformed)):
+        kind = KINDS.get(type(cleaned), "a number")
+        cleaned = Malformed("not_an_object", f"expected an object, found {kind}", excerpt(cleaned))
+    return RawRow(unit, number, cleaned, notes)

@@ -14,11 +14,20 @@ COMPARISONS = {
 }  # fmt: skip
 
 
+def text_of(condition: Condition) -> str:
+    """A condition as it is written in a config.
+
+    >>> text_of(Condition(column="source", operator="!=", value="web crawl"))
+    'source != "web crawl"'
+    """
+    return f"{condition.column} {condition.operator} {json.dumps(condition.value, ensure_ascii=False)}"
+
+
 class RowFilter:
     """The conditions of one source, for the rows of one file."""
 
     def __init__(self, conditions: tuple[Condition, ...]):
-        self.conditions = {str(condition): condition for condition in conditions}
+        self.conditions = {text_of(condition): condition for condition in conditions}
         self.absent = dict.fromkeys(self.conditions)
 
     def check(self, raw: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from snaketune.config.corpus_sources import HubDataset
 from snaketune.corpus.excerpts import print_line, printable
 from snaketune.corpus.reading.archives import (
     BadZipFile,
+    TarError,
     decompressed,
     is_tar,
     is_zip,
@@ -36,13 +37,13 @@ from snaketune.corpus.reading.formats import (
 from snaketune.corpus.reading.json_files import read_json
 from snaketune.corpus.reading.tables import read_arrow, read_parquet
 from snaketune.corpus.reading.text_files import read_csv, read_text
-from snaketune.corpus.rows import NAN_AS_NULL, Malformed, RawRow, bytes_as_text, nan_as_null, without_nulls
+from snaketune.corpus.rows import Malformed, RawRow, table_row
 from snaketune.errors import SnaketuneError
 from snaketune.locations import File
 
 READERS = {"json": read_json, "csv": read_csv, "parquet": read_parquet, "arrow": read_arrow, "text": read_text}
 READ_ERRORS = (
-    OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError, BadZipFile, pa.ArrowException
+    OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError, BadZipFile, TarError, pa.ArrowException
 )  # fmt: skip
 # Names of files in an archive that aren't data.
 NOT_DATA_NAMES = {"readme", "license", "licence", "copying", "notice", "changelog", "authors", "citation"}
@@ -187,9 +188,7 @@ def read_hub(hub: HubDataset) -> Iterator[RawRow]:
     if not len(dataset):
         raise SnaketuneError(f"{hub_name(hub)} holds no rows; check its split")
     for number, row in enumerate(dataset, start=1):
-        cleaned = nan_as_null(row)
-        columns = {column: bytes_as_text(without_nulls(value)) for column, value in cleaned.items()}
-        yield RawRow("row", number, columns, () if cleaned is row else NAN_AS_NULL)
+        yield table_row(number, row)
 
 
 def hub_name(hub: HubDataset) -> str:

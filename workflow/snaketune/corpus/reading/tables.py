@@ -2,13 +2,13 @@
 
 import io
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
 from snaketune.corpus.reading.formats import Opener
-from snaketune.corpus.rows import NAN_AS_NULL, Malformed, RawRow, bytes_as_text, nan_as_null, without_nulls
+from snaketune.corpus.rows import Malformed, RawRow, table_row
 from snaketune.errors import SnaketuneError
 from snaketune.remote_files import is_remote_reader
 
@@ -88,9 +88,9 @@ def _rows(batches: Iterable[pa.RecordBatch], display_name: str) -> Iterator[RawR
     for batch in batches:
         _check(batch, display_name)
         for start in range(0, batch.num_rows, ROWS_PER_READ):
-            for row, *notes in _python_rows(batch.slice(start, ROWS_PER_READ)):
+            for row in _python_rows(batch.slice(start, ROWS_PER_READ)):
                 number += 1
-                yield RawRow("row", number, row, *notes)
+                yield RawRow("row", number, row) if isinstance(row, Malformed) else table_row(number, row)
 
 
 def _check(batch: pa.RecordBatch, display_name: str) -> None:
@@ -124,48 +124,15 @@ def _as_bytes(type_: pa.DataType) -> pa.DataType:
     return type_
 
 
-def _nested(values: pa.Array) -> Iterator[tuple[pa.Array, bool]]:
-    """Yield a column and the columns within it, at any depth, each with whether it is a key of an object."""
-    pending = [(values, False)]
-    while pending:
-        values, is_key = pending.pop()
-        yield values, is_key
-        type_ = values.type
-        if pa.types.is_struct(type_):
-            pending += [(values.field(i), True) for i in range(type_.num_fields)]
-        elif pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_):
-            pending.append((values.values, False))
-        elif pa.types.is_map(type_):
-            pending += [(values.keys, False), (values.items, False)]
-
-
-def _is_binary(type_: pa.DataType) -> bool:
-    return pa.types.is_binary(type_) or pa.types.is_large_binary(type_)
-
-
-def _python_rows(batch: pa.RecordBatch) -> list[tuple]:
-    """Return each row, or why it can't be read; followed by notes if it was changed. Maps become objects."""
+def _python_rows(batch: pa.RecordBatch) -> list[dict[str, Any] | Malformed]:
+    """Return each row, or why it can't be read. Maps become objects."""
     try:
-        rows = batch.to_pylist(maps_as_pydicts="strict")
-        nan = any(
-            pa.types.is_floating(values.type) and values.is_nan().true_count
-            for column in batch.columns
-            for values, _ in _nested(column)
-        )
-        cleaned = [nan_as_null(row) for row in rows] if nan else rows
-        for column, values in zip(batch.schema.names, batch.columns):
-            if nan or any(is_key and inner.null_count for inner, is_key in _nested(values)):
-                for row in cleaned:
-                    row[column] = without_nulls(row[column])
-            if any(_is_binary(inner.type) for inner, _ in _nested(values)):
-                for row in cleaned:
-                    row[column] = bytes_as_text(row[column])
-        return [(row,) if row is old else (row, NAN_AS_NULL) for row, old in zip(cleaned, rows)]
+        return batch.to_pylist(maps_as_pydicts="strict")
     except UnicodeDecodeError as error:
         malformed = Malformed("not_utf8", f"{error.reason} in a text column")
     except (OverflowError, ValueError, LookupError) as error:
         # For instance a date out of Python's range, in a column that may not even be needed.
         malformed = Malformed("unreadable_value", str(error)[:EXCERPT_LENGTH])
     if batch.num_rows == 1:
-        return [(malformed,)]
+        return [malformed]
     return [row for i in range(batch.num_rows) for row in _python_rows(batch.slice(i, 1))]

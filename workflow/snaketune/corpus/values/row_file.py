@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from snaketune.config.corpus_sources import Source
+from snaketune.config.row_fields import Fields
 from snaketune.corpus.rows import Malformed
 from snaketune.corpus.values.cells import Raw, column_of, columns_of, flat, json_of, plain_text, wrong_type
 from snaketune.corpus.values.marks import bad_values
@@ -36,6 +37,11 @@ class Plan(NamedTuple):
     marks: list[str]
 
 
+def maps_rows(fields: Fields) -> bool:
+    """Whether rows are read by these columns alone."""
+    return bool(fields.prompt or fields.conversation)
+
+
 class RowFile:
     """One file.
 
@@ -51,7 +57,7 @@ class RowFile:
     def __init__(self, kind: str, source: Source, schema: Schema, variant: Variant, bound: Mapping[str, Name]):
         self.kind, self.source, self.schema, self.variant, self.bound = kind, source, schema, variant, dict(bound)
         self.stated, self.speakers = stated_names(source), source.speakers
-        self.only_stated = source.fields.maps_rows
+        self.only_stated = maps_rows(source.fields)
         fields = source.fields
         self.settings = bool(source.template_variables or fields.template_variables or fields.weight)
         self.needed, self.joins = variant.needed, kind in variant.joins

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
-from snaketune.corpus.rows import Malformed, Message, without_nulls
+from snaketune.corpus.rows import Malformed, Message, json_value
 from snaketune.corpus.values.cells import json_of, kind_of
 
 LEADING_KEYS = ("name", "description", "parameters")
@@ -32,7 +32,7 @@ def tools_of(value: Any, column: str = "tools") -> str | None:
     """
     if value is None:
         return None
-    return _from_text(value, column) if isinstance(value, str) else _serialized(without_nulls(value), column)
+    return _from_text(value, column) if isinstance(value, str) else _serialized(json_value(value), column)
 
 
 def variables_of(value: Any, column: str, defaults: dict[str, Any]) -> str | None:
@@ -45,7 +45,7 @@ def variables_of(value: Any, column: str, defaults: dict[str, Any]) -> str | Non
     if not isinstance(parsed, dict):
         what = f"text that isn't JSON of an object, {value[:80]!r}" if isinstance(value, str) else kind_of(value)
         raise Malformed("bad_template_variables", f"{column} holds {what}; expected an object of names and values")
-    variables = defaults | without_nulls(parsed)
+    variables = defaults | json_value(parsed)
     try:
         return json.dumps(variables, sort_keys=True, ensure_ascii=False, allow_nan=False) if variables else None
     except (TypeError, ValueError, RecursionError) as error:

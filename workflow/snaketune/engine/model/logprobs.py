@@ -4,7 +4,7 @@ Shapes: N supervised tokens, C completions, P preference pairs.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,14 +63,13 @@ def all_pair_logprobs(
     return torch.cat([block.double().cpu() for block in sums]), torch.cat([block.cpu() for block in counts])
 
 
-def losses_by_batch(model: torch.nn.Module, rows: PackedRows, compute: Compute, what: str):
-    """Run all rows through `model` in order, and show progress; yield each batch and its losses, float32[N].
-
-    Batches are halved when memory runs out. `what` names it in messages.
-    """
-    done = ((batch, losses_N) for _, batch, losses_N in losses_of_rows(model, rows, range(len(rows)), compute, what))
-    batch_rows = AutoBatch(rows.row_length, compute.device).rows
-    yield from progress(done, what, "batches", -(-len(rows) // batch_rows))
+def losses_by_batch(
+    model: torch.nn.Module, rows: PackedRows, compute: Compute, what: str
+) -> Iterator[tuple[Batch, Any]]:
+    """Run all rows through `model` in order, and show progress; yield each batch and its losses, float32[N]. `what` names it in
+    messages."""
+    model.eval()
+    return over_all_rows(rows, compute, what, lambda chosen: _forward(model, chosen, compute, None))
 
 
 def losses_of_rows(
@@ -80,15 +79,34 @@ def losses_of_rows(
     compute: Compute,
     what: str,
     of_logits: OfLogits | None = None,
-) -> Iterator[tuple[Sequence[int], dict[str, Any], Any]]:
+) -> Iterator[tuple[Sequence[int], Batch, Any]]:
     """Run the rows with these indices through `model`; yield each batch's indices, the batch, and its losses, float32[N]; with
     `of_logits`, what `packed_values` returns."""
     model.eval()
+    return in_batches(rows, indices, compute, what, lambda chosen: _forward(model, chosen, compute, of_logits))
+
+
+# Makes a batch of rows, and computes something of it.
+Forward = Callable[[list[dict[str, Any]]], tuple[Batch, Any]]
+
+
+def over_all_rows(rows: PackedRows, compute: Compute, what: str, forward: Forward) -> Iterator[tuple[Batch, Any]]:
+    """`in_batches` of all rows, with progress."""
+    done = ((batch, result) for _, batch, result in in_batches(rows, range(len(rows)), compute, what, forward))
+    return progress(done, what, "batches", -(-len(rows) // AutoBatch(rows.row_length, compute.device).rows))
+
+
+def in_batches(
+    rows: PackedRows, indices: Sequence[int], compute: Compute, what: str, forward: Forward
+) -> Iterator[tuple[Sequence[int], Batch, Any]]:
+    """Pass the rows with these indices to `forward`, without gradients, in batches that are halved when memory runs out; yield
+    the indices of each batch, and what it returns. `what` names it in messages."""
     auto_batch, done = AutoBatch(rows.row_length, compute.device), 0
     while done < len(indices):
         chunk, result, started = indices[done : done + auto_batch.rows], None, time.monotonic()
         try:
-            result = _forward(model, [rows[row] for row in chunk], compute, of_logits)
+            with torch.no_grad(), compute.autocast():
+                result = forward([rows[row] for row in chunk])
         except Exception as error:
             if auto_batch.rows == 1 or not is_out_of_memory(error):
                 raise
@@ -106,7 +124,6 @@ def losses_of_rows(
         yield chunk, *result
 
 
-@torch.no_grad()
 def _forward(
     model: torch.nn.Module, rows: list[dict[str, Any]], compute: Compute, of_logits: OfLogits | None
 ) -> tuple[Batch, Any]:
@@ -116,8 +133,7 @@ def _forward(
     if may_follow and compute.device.type == "cpu" and len(batch["sources"]) < LEAST_ROWS:
         batch = collate([*rows, _filler(rows[0])], compute.kernel)
     batch = batch.to(compute.device)
-    with compute.autocast():
-        return batch, packed_values(model, batch, of_logits) if of_logits else token_losses(model, batch)
+    return batch, packed_values(model, batch, of_logits) if of_logits else token_losses(model, batch)
 
 
 def _filler(row: dict[str, Any]) -> dict[str, Any]:

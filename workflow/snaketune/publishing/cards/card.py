@@ -6,7 +6,6 @@ corpora) is taken from the config, or omitted.
 
 from pathlib import Path
 
-from snaketune.stages.cache import libraries
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Cost, Stage
 from snaketune.stages.outcome import Outcome
@@ -19,7 +18,7 @@ STAGE = Stage(
     payload="card",
     job_name="{model}",
     files=("manifests",),
-    libraries=libraries.always("huggingface_hub"),
+    libraries=("huggingface_hub",),
     cost=Cost(mb=500),
     jobs=card_jobs,
 )

@@ -7,7 +7,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,32 +17,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from snaketune.config.load import HUB_ID
 from snaketune.config.losses import PreferenceLoss
 from snaketune.diagnostics.verified import checks_in, table
-from snaketune.publishing.results import Result, Results, at_path, is_number, read_json
+from snaketune.publishing.measures import Measure, measures
+from snaketune.publishing.results import Result, Results, read_json
+from snaketune.publishing.scored_models import ScoredModel
 from snaketune.stages.plan.published_jobs import CHECKS
 from snaketune.stages.specs import CardSpec, CorpusDescription
-
-# By section of scores.json: path of a score → its name, and the path of its size (tokens, prompts or pairs).
-SCORES = {
-    "conversations": {
-        "held_out_loss": ("held-out loss, nats per token", "supervised_tokens"),
-        "perplexity": ("perplexity", "supervised_tokens"),
-        "exact_match.share": ("exact match, share", "exact_match.prompts"),
-    },
-    "preferences": {
-        "logp_accuracy": ("log-prob accuracy, share", "pairs"),
-        "logp_accuracy_per_token": ("log-prob accuracy per token, share", "pairs"),
-        "reward_accuracy": ("reward accuracy, share", "pairs_with_reference"),
-        "reward_margin_nats": ("reward margin without beta, nats", "pairs_with_reference"),
-    },
-}
-# Of reward models.
-REWARD_SCORES = {
-    "preferences": {
-        "reward_accuracy": ("reward accuracy, share", "pairs"),
-        "reward_margin": ("reward margin", "pairs"),
-        "calibration_error": ("calibration error, share", "pairs"),
-    }
-}
+from snaketune.text import whole, words
 
 # Characters with a meaning within a line in CommonMark or the Hub's extensions (such as automatic links), to be escaped.
 SPECIAL = re.compile(r"([\\`*_\[\]<>&|~#$@]|:(?=//)|(?<=www)\.)", re.IGNORECASE)
@@ -53,34 +32,13 @@ ALWAYS_SHOWN = ("read", "kept for training", "held out")
 NOT_DESCRIBED = CorpusDescription(license=None, description=None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """One score, on a corpus or a task.
-
-    Attributes:
-        path: Its path in its section of scores.json, which is the metric type on the Hub.
-        interval: Lower and upper bound, if known.
-        size: Number of prompts, pairs or tokens, if known.
-    """
-
-    evaluation: str
-    section: str
-    on: str
-    path: str
-    name: str
-    value: float
-    interval: tuple[float, float] | None
-    size: int | None = None
-
-
 class CardResults(Results):
     """All results of a card; a SnaketuneError is raised if one can't be read or isn't that of its job."""
 
     def __init__(self, spec: CardSpec, manifests: list[Path]):
         super().__init__(spec.jobs, manifests)
         self.spec = spec
-        # The training of the model first, then those that it builds on.
-        self.trainings = self.of("sft", "dpo", "reward")
+        # The training of the model is first, then those that it builds on.
         self.model = self.trainings[0]
         self.gives_rewards = self.model.stage == "reward"
         # The base model in the spec of the first training: a model with a `path`, or the architecture of a new one.
@@ -110,32 +68,22 @@ class CardResults(Results):
         return [path for path in paths if HUB_ID.fullmatch(path)]
 
     @cached_property
-    def scores(self) -> list[Score]:
-        """The scores of all evaluations of the model, with intervals where known."""
-        return [score for evaluation in self.of("eval") for score in _scores_of(evaluation)]
+    def scores(self) -> list[tuple[ScoredModel, Measure]]:
+        """The scores of all evaluations of the model: those that have a better direction, and all of tasks."""
+        evaluated = [
+            ScoredModel(result=result, scores=read_json(result.artifact.file("scores.json")), responses=[])
+            for result in self.of("eval")
+        ]
+        return [
+            (scored, measure)
+            for scored in evaluated
+            for measure in measures([scored])
+            if (measure.better and not measure.detail) or _is_of_task(measure)
+        ]
 
 
-def _scores_of(result: Result) -> Iterator[Score]:
-    scores, evaluation = read_json(result.artifact.file("scores.json")), result.name.partition("/")[0]
-    for section, known in (REWARD_SCORES if result.spec.get("rewards") else SCORES).items():
-        for on, measured in scores.get(section, {}).items():
-            for path, (name, size) in known.items():
-                if is_number(value := at_path(measured, path)):
-                    interval, size = _bounds(at_path(measured, f"{path}_interval")), at_path(measured, size)
-                    about = {"evaluation": evaluation, "section": section, "on": on, "path": path, "name": name}
-                    yield Score(**about, value=value, interval=interval, size=size)
-    # Metric names of tasks are those of lm-evaluation-harness, and may contain dots.
-    for task, measured in scores.get("tasks", {}).items():
-        intervals = scores.get("task_intervals", {}).get(task, {})
-        for metric, value in measured.items():
-            if is_number(value):
-                about = {"evaluation": evaluation, "section": "tasks", "on": task, "path": metric, "name": metric}
-                yield Score(**about, value=value, interval=_bounds(intervals.get(metric)))
-
-
-def _bounds(interval: Any) -> tuple[float, float] | None:
-    known = isinstance(interval, list) and len(interval) == 2 and all(map(is_number, interval))
-    return (interval[0], interval[1]) if known else None
+def _is_of_task(measure: Measure) -> bool:
+    return measure.path.startswith("tasks.")
 
 
 def card_text(results: CardResults) -> str:
@@ -155,7 +103,7 @@ def card_text(results: CardResults) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"md": escaped, "whole": _whole, "lost": _lost}
+    environment.filters |= {"md": escaped, "whole": whole, "lost": _lost}
     return environment.get_template("card.md.jinja").render(
         results=results,
         metadata=_metadata(results),
@@ -165,15 +113,8 @@ def card_text(results: CardResults) -> str:
         settings=[[key, *(column.get(key, "") for column in columns)] for key in keys],
         versions=[f"{escaped(name)} {escaped(version)}" for name, version in sorted(versions.items())],
         scores=[
-            [
-                score.evaluation,
-                score.on,
-                score.name,
-                _number(score.value),
-                _interval(score.interval),
-                _whole(score.size),
-            ]
-            for score in results.scores
+            [scored.evaluation, one.on, one.label, one.shown(scored.model), one.shown_interval(scored.model)]
+            for scored, one in results.scores
         ],
         checks=[row[1:4] + row[:1] for row in table(made)],
         unchecked=[f"{escaped(check['name'])} ({escaped(check['reason'])})" for check in checks if check not in made],
@@ -181,7 +122,7 @@ def card_text(results: CardResults) -> str:
         has_plain_base=continued or len(runs) == 1,
         only_text=all(corpus.spec["kind"] == "text" for corpus in results.corpora),
         files=[
-            [name, _whole(entry["bytes"]), entry["digest"]]
+            [name, whole(entry["bytes"]), entry["digest"]]
             for name, entry in sorted(results.model.manifest["payload"].items())
         ],
     )
@@ -200,23 +141,23 @@ def _metadata(results: CardResults) -> str:
     base, adapter, scores = results.base_on_hub, results.is_adapter, results.scores
     languages = [corpus.spec["cleaning"]["languages"] for corpus in results.corpora]
     # A dataset has its Hub id if exactly one corpus is made of it, else the corpus' name.
-    measured = {score.on: results.by_key.get(f"corpus/{score.on}") for score in scores if score.section != "tasks"}
+    measured = {one.on: results.by_key.get(f"corpus/{one.on}") for _, one in scores if not _is_of_task(one)}
     on_hub = {on: results.hub_datasets(corpus) for on, corpus in measured.items() if corpus}
     made_of = Counter(path for paths in on_hub.values() for path in set(paths))
     links = {on: paths[0] for on, paths in on_hub.items() if len(paths) == 1 and made_of[paths[0]] == 1}
-    several = len({score.evaluation for score in scores}) > 1
+    several = len({scored.evaluation for scored, _ in scores}) > 1
     task = "text-classification" if results.gives_rewards else "text-generation"
     evaluated = [
         EvalResult(
             task_type=task,
-            dataset_type=links.get(score.on, score.on),
-            dataset_name=score.on,
-            dataset_split=None if score.section == "tasks" else "held_out",
-            metric_type=score.path,
-            metric_name=f"{score.name} ({score.evaluation})" if several else score.name,
-            metric_value=score.value,
+            dataset_type=links.get(one.on, one.on),
+            dataset_name=one.on,
+            dataset_split=None if _is_of_task(one) else "held_out",
+            metric_type=one.key,
+            metric_name=f"{one.label} ({scored.evaluation})" if several else one.label,
+            metric_value=one.values[scored.model],
         )
-        for score in scores
+        for scored, one in scores
     ]
     data = ModelCardData(
         base_model=base["path"] if base else None,
@@ -265,15 +206,15 @@ def _corpus(results: CardResults, corpus: Result) -> dict[str, Any]:
     malformed = {key: n for key, n in counts["quarantined"].items() if key != "total"}
     rows = {"read": counts["read"], "extra (made from read rows)": counts.get("extra")}
     rows |= {"joined to others": counts.get("joined")}
-    rows |= {f"malformed: {_words(reason)}": n for reason, n in sorted(malformed.items())}
-    rows |= {f"dropped: {_words(reason)}": n for reason, n in sorted(counts["dropped"].items())}
+    rows |= {f"malformed: {words(reason)}": n for reason, n in sorted(malformed.items())}
+    rows |= {f"dropped: {words(reason)}": n for reason, n in sorted(counts["dropped"].items())}
     rows |= {"repeated by weight": counts.get("repeated")}
     rows |= {"kept for training": counts["kept"]["train"], "held out": counts["kept"]["held_out"]}
     return {
         "name": corpus.name,
         **results.spec.corpora.get(corpus.name, NOT_DESCRIBED).model_dump(),
         "sources": list(_sources(results, corpus)),
-        "rows": [[what, _whole(n)] for what, n in rows.items() if n or what in ALWAYS_SHOWN],
+        "rows": [[what, whole(n)] for what, n in rows.items() if n or what in ALWAYS_SHOWN],
         "packs": [pack for pack in results.of("pack") if results.first(pack, "corpus") is corpus],
     }
 
@@ -294,8 +235,8 @@ def _lost(pack: Result) -> list[str]:
     counts = pack.counts["train"]
     dropped = sorted((reason, n) for reason, n in counts.get("dropped", {}).items() if n)
     changed = {what: counts.get(what, {}).get("rows") for what in ("truncated", "split")}
-    return [f"{_whole(n)} dropped ({escaped(_words(reason))})" for reason, n in dropped] + [
-        f"{_whole(n)} {what}" for what, n in changed.items() if n
+    return [f"{whole(n)} dropped ({escaped(words(reason))})" for reason, n in dropped] + [
+        f"{whole(n)} {what}" for what, n in changed.items() if n
     ]
 
 
@@ -313,13 +254,11 @@ def _settings(results: CardResults, run: Result) -> Iterator[tuple[str, str]]:
     for section in ("distill", "lora", "quantization"):
         yield from ((f"{section}.{key}", _value(value)) for key, value in (spec.get(section) or {}).items())
     if teacher := results.first(run, "teacher"):
-        yield "distill.k", _whole(teacher.manifest["k"])
+        yield "distill.k", whole(teacher.manifest["k"])
     for key in ("steps", "rows", "tokens", "tokens_per_epoch"):
         if key in run.counts:
-            yield "tokens trained" if key == "tokens" else _words(key), _whole(run.counts[key])
-    yield from (
-        (_words(key), _whole(manifest[key])) for key in ("parameters", "trainable_parameters") if key in manifest
-    )
+            yield "tokens trained" if key == "tokens" else words(key), whole(run.counts[key])
+    yield from ((words(key), whole(manifest[key])) for key in ("parameters", "trainable_parameters") if key in manifest)
     names = {"dtype": "computed in", "saved_dtype": "saved in"}
     yield from ((name, manifest[key]) for key, name in names.items() if key in manifest)
 
@@ -334,19 +273,3 @@ def _base_name(trained: list[Result]) -> str:
 
 def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def _whole(n: int | None) -> str:
-    return "" if n is None else f"{n:,}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.4g}" if abs(value) < 1e5 else f"{value:.3e}"
-
-
-def _interval(bounds: tuple[float, float] | None) -> str:
-    return f"{_number(bounds[0])} to {_number(bounds[1])}" if bounds else ""

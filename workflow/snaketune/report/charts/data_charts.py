@@ -1,23 +1,19 @@
 """Charts of the data: lengths of texts and documents, fill of packed rows, and share of supervised tokens.
 
-Columns of `documents.arrow` are read one record batch at a time: ten million documents take a few seconds and 24 bytes of
-memory per row.
+Shapes: D documents, R train rows.
 """
-
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow.compute as pc
 from matplotlib.axes import Axes
 
-from snaketune.publishing.results import Result
 from snaketune.report.charts.style import COLOURS, MUTED, Chart, Panel, message, percentages, whole_numbers
 from snaketune.report.data.corpus_flow import CorpusFlow, corpus_flows
-from snaketune.report.data.packing_flow import PackFlow, pack_flow
+from snaketune.report.data.packing_flow import PackFlow, pack_flows
 from snaketune.report.data.results import ResultSet
 from snaketune.report.data.sampled import SampledTable, Selection, sampled_tables, selections
-from snaketune.report.text import decimal, percent, whole
 from snaketune.tables import read_table
+from snaketune.text import decimal, percent, whole
 
 BINS, SHARE_BINS = 30, 25
 
@@ -27,46 +23,16 @@ RIGHT = 0.6
 CHARACTER_TICKS = 7
 
 
-@dataclass(frozen=True, kw_only=True)
-class Histogram:
-    """`counts[i]` values lie between `edges[i]` and `edges[i + 1]`; `low` and `high` are the smallest and the largest value."""
-
-    edges: np.ndarray
-    counts: np.ndarray
-    total: int
-    median: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Distribution:
-    """Histograms of one pack.
-
-    Attributes:
-        tokens: Document lengths of both splits.
-        fill: Share of each train row that is tokens.
-        supervised: Share of each train row's tokens that is supervised.
-        p95: 95th percentile of the document lengths.
-    """
-
-    tokens: Histogram
-    fill: Histogram
-    supervised: Histogram
-    p95: float
-
-
 def data_charts(results: ResultSet) -> dict[str, Chart]:
     """Charts by the stem of their file name: a panel per corpus, or per pack with packed rows."""
-    packs = [(pack_flow(results, result), result) for result in results.of("pack")]
-    packed = [(flow, read_distribution(result)) for flow, result in packs if flow.packed]
     panels = {}
     if results.of("corpus"):
         panels["characters"] = [_characters_panel(flow) for flow in corpus_flows(results)]
-    if packs:
-        for name, draw in (("lengths", _lengths_panel), ("packing", _fill_panel), ("supervised", _supervised_panel)):
-            nothing = message("No rows are packed; the trainer pads each batch.")
-            panels[name] = [draw(*pack) for pack in packed] or [nothing]
+    if flows := pack_flows(results):
+        drawn = [_pack_panels(flow) for flow in flows if flow.packed]
+        nothing = message("No rows are packed; the trainer pads each batch.")
+        for number, name in enumerate(("lengths", "packing", "supervised")):
+            panels[name] = [of_pack[number] for of_pack in drawn] or [nothing]
     if sampled := sampled_tables(results):
         panels["sampled"] = [panel for table in sampled for panel in (_responses_panel(table), _distinct_panel(table))]
     if selected := selections(results):
@@ -74,62 +40,41 @@ def data_charts(results: ResultSet) -> dict[str, Chart]:
     return {name: Chart(name=name, panels=drawn, key={}) for name, drawn in panels.items()}
 
 
-def read_distribution(result: Result) -> Distribution:
-    """Read the document index of a packed pack. Raises SnaketuneError if it is damaged."""
-    metadata, longest = result.manifest["packing_metadata"], result.manifest["row_length"]
-    rows = metadata["rows"]
-    documents = np.zeros(longest + 1, np.int64)
-    tokens, supervised = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
-    table = read_table(result.artifact.file("documents.arrow")).select(["split", "row", "tokens", "supervised"])
-    for batch in table.to_batches():
-        train = pc.equal(batch["split"], "train").to_numpy(zero_copy_only=False)
-        row = batch["row"].to_numpy()[train]
-        documents += np.bincount(batch["tokens"].to_numpy(), minlength=len(documents))
-        np.add.at(tokens, row, batch["tokens"].to_numpy()[train])
-        np.add.at(supervised, row, batch["supervised"].to_numpy()[train])
+def _pack_panels(flow: PackFlow) -> tuple[Panel, Panel, Panel]:
+    lengths_D, fill_R, supervised_R = read_shares(flow)
+    return _lengths_panel(flow, lengths_D), _fill_panel(flow, fill_R), _supervised_panel(flow, supervised_R)
+
+
+def read_shares(flow: PackFlow) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """From the document index of a pack: the lengths of the documents of both splits, and for each train row the share of it
+    that is tokens, and the share of these that is supervised. Raises SnaketuneError if the index is damaged."""
+    rows, file = flow.metadata["rows"], flow.result.artifact.file("documents.arrow")
+    table = read_table(file).select(["split", "row", "tokens", "supervised"])
+    train = table.filter(pc.field("split") == "train")
+    tokens_R, supervised_R = (np.bincount(train["row"], train[what], rows) for what in ("tokens", "supervised"))
     # Rows are sorted by length, shorter ones first.
-    lengths = sorted((int(length), n) for length, n in metadata.get("rows_by_length", {longest: rows}).items())
-    capacity = np.repeat([length for length, _ in lengths], [n for _, n in lengths])
-    return Distribution(
-        tokens=_length_histogram(documents),
-        fill=_share_histogram(tokens / capacity),
-        supervised=_share_histogram(supervised / np.maximum(tokens, 1)),
-        p95=_quantile(documents, 0.95),
-    )
+    lengths = flow.lengths or {flow.length: rows}
+    capacity_R = np.repeat([*lengths], [*lengths.values()])
+    return table["tokens"].to_numpy(), tokens_R / capacity_R, supervised_R / np.maximum(tokens_R, 1)
 
 
-def _length_histogram(documents: np.ndarray) -> Histogram:
-    """A histogram from the number of documents of each length."""
-    total, longest = int(documents.sum()), len(documents) - 1
-    low, high = np.flatnonzero(documents)[[0, -1]].tolist() if total else (0, 0)
-    # Extend the axis to the row length if the longest document is above half of it.
-    edges = np.linspace(0, max(longest if high > longest / 2 else high, 1), BINS + 1)
-    counts, _ = np.histogram(np.arange(len(documents)), edges, weights=documents)
-    median = _quantile(documents, 0.5)
-    return Histogram(edges=edges, counts=counts.astype(np.int64), total=total, median=median, low=low, high=high)
+def _length_edges(lengths_D: np.ndarray, longest: int) -> np.ndarray:
+    """Edges of bins, up to `longest` if the longest document is above half of it, else up to the longest document."""
+    high = lengths_D.max(initial=1)
+    return np.linspace(0, longest if high > longest / 2 else high, BINS + 1)
 
 
-def _share_histogram(shares: np.ndarray) -> Histogram:
-    counts, edges = np.histogram(shares, SHARE_BINS, (0.0, 1.0))
-    low, median, high = np.quantile(shares, [0, 0.5, 1]).tolist() if len(shares) else (0.0, 0.0, 0.0)
-    return Histogram(edges=edges, counts=counts, total=len(shares), median=median, low=low, high=high)
-
-
-def _quantile(documents: np.ndarray, share: float) -> float:
-    """The smallest length that at least `share` of the documents don't exceed.
-
-    >>> _quantile(np.array([0, 2, 1, 1]), 0.5)
-    1.0
-    """
-    return float(np.searchsorted(np.cumsum(documents), share * documents.sum()))
+def _quantile(lengths_D: np.ndarray, share: float) -> float:
+    """The smallest length that at least `share` of the documents don't exceed."""
+    return float(np.quantile(lengths_D, share, method="inverted_cdf"))
 
 
 def _characters_panel(flow: CorpusFlow) -> Panel:
     """A histogram with bins of doubling width, drawn as bars of equal width."""
-    rows = np.array(flow.characters["rows"] if flow.characters else [], np.int64)
+    rows = np.array(flow.counts["characters"]["rows"] if flow.counts["characters"] else [], np.int64)
     if not rows.sum():
         return message(f"{flow.name}: the manifest has no lengths")
-    bounds = flow.characters["bounds"]
+    bounds = flow.counts["characters"]["bounds"]
     first, last = np.flatnonzero(rows)[[0, -1]]
     half = bounds[int(np.searchsorted(np.cumsum(rows), rows.sum() / 2))]
 
@@ -145,16 +90,17 @@ def _characters_panel(flow: CorpusFlow) -> Panel:
     return Panel(title=f"{flow.name}: {whole(rows.sum())} rows, half of them below {whole(half)} characters", draw=draw)
 
 
-def _lengths_panel(flow: PackFlow, lengths: Distribution) -> Panel:
-    tokens = lengths.tokens
-    unit = "parts" if any(split.split_up["rows"] for split in flow.splits) else flow.unit
-    if not tokens.total:
+def _lengths_panel(flow: PackFlow, lengths_D: np.ndarray) -> Panel:
+    unit = "parts" if any(split.counts["split"]["rows"] for split in flow.splits) else flow.unit
+    if not len(lengths_D):
         return message(f"{flow.title}: no {unit}")
-    too_long = sum(split.dropped.get("longer_than_row", 0) for split in flow.splits)
+    too_long = sum(split.counts["dropped"].get("longer_than_row", 0) for split in flow.splits)
+    edges = _length_edges(lengths_D, flow.length)
+    median, p95 = (_quantile(lengths_D, share) for share in (0.5, 0.95))
 
     def draw(ax: Axes) -> None:
-        _bars(ax, tokens)
-        right = flow.length if tokens.edges[-1] >= flow.length or too_long else tokens.edges[-1]
+        _bars(ax, lengths_D, edges)
+        right = flow.length if edges[-1] >= flow.length or too_long else edges[-1]
         for length in flow.lengths or [flow.length]:
             if length <= right:
                 ax.axvline(length, color=BAD, linewidth=1.0)
@@ -165,51 +111,50 @@ def _lengths_panel(flow: PackFlow, lengths: Distribution) -> Panel:
             ax.bar(right * 1.06, too_long, right * 0.05, facecolor="none", edgecolor=BAD, hatch="////", linewidth=0.8)
             ax.annotate(f"{whole(too_long)} longer,\nnot packed", (right, too_long), (-3, 2), va="bottom", **near)
         ax.set(xlabel=f"tokens; a row holds {whole(flow.length)}", ylabel=unit, xlim=(0, None))
-        _mark(ax, tokens.median, f"median {whole(tokens.median)}", left=True)
-        _mark(ax, lengths.p95, f"p95 {whole(lengths.p95)}", left=lengths.p95 > RIGHT * ax.get_xlim()[1])
+        _mark(ax, median, f"median {whole(median)}", left=True)
+        _mark(ax, p95, f"p95 {whole(p95)}")
 
-    title = f"{flow.title}: {whole(tokens.total)} {unit}, median {whole(tokens.median)} tokens"
-    return Panel(title=title, draw=draw)
+    return Panel(title=f"{flow.title}: {whole(len(lengths_D))} {unit}, median {whole(median)} tokens", draw=draw)
 
 
-def _fill_panel(flow: PackFlow, lengths: Distribution) -> Panel:
+def _fill_panel(flow: PackFlow, fill_R: np.ndarray) -> Panel:
     mean = float(flow.metadata["packing_efficiency"]) / 100
     several = f" of {len(flow.lengths)} lengths" if flow.lengths else ""
     least = "" if flow.lengths else f"; lower bound {whole(flow.metadata['lower_bound_rows'])} rows"
     title = f"{whole(flow.metadata['rows'])} rows{several} are {percent(mean)} full{least}"
     label = "fill of a row: share of tokens that are not padding"
-    return _shares_panel(flow, title, lengths.fill, label, mean, "mean")
+    return _shares_panel(flow, title, fill_R, label, mean, "mean")
 
 
-def _supervised_panel(flow: PackFlow, lengths: Distribution) -> Panel:
-    shares = lengths.supervised
-    title = f"{percent(shares.median)} of a row's tokens are supervised (median), "
-    title += f"from {percent(shares.low)} to {percent(shares.high)}"
-    return _shares_panel(flow, title, shares, "supervised share of a row's tokens", shares.median, "median")
+def _supervised_panel(flow: PackFlow, supervised_R: np.ndarray) -> Panel:
+    low, median, high = np.quantile(supervised_R, [0, 0.5, 1]).tolist() if len(supervised_R) else (0.0, 0.0, 0.0)
+    title = f"{percent(median)} of a row's tokens are supervised (median), from {percent(low)} to {percent(high)}"
+    return _shares_panel(flow, title, supervised_R, "supervised share of a row's tokens", median, "median")
 
 
-def _shares_panel(flow: PackFlow, title: str, shares: Histogram, label: str, at: float, what: str) -> Panel:
-    if not shares.total:
+def _shares_panel(flow: PackFlow, title: str, shares_R: np.ndarray, label: str, at: float, what: str) -> Panel:
+    if not len(shares_R):
         return message(f"{flow.title}: no rows to train on")
 
     def draw(ax: Axes) -> None:
-        _bars(ax, shares)
+        _bars(ax, shares_R, np.linspace(0.0, 1.0, SHARE_BINS + 1))
         ax.set(xlabel=label, ylabel="rows", xlim=(-0.02, 1.02))
         percentages(ax, "x")
-        _mark(ax, at, f"{what} {percent(at)}", left=at > RIGHT * ax.get_xlim()[1])
+        _mark(ax, at, f"{what} {percent(at)}")
 
     return Panel(title=f"{flow.title}: {title}", draw=draw)
 
 
 def _responses_panel(sampled: SampledTable) -> Panel:
-    lengths = _length_histogram(np.bincount(sampled.lengths, minlength=sampled.spec["decoding"]["max_new_tokens"] + 1))
+    median = _quantile(sampled.lengths, 0.5)
+    edges = _length_edges(sampled.lengths, sampled.spec["decoding"]["max_new_tokens"])
 
     def draw(ax: Axes) -> None:
-        _bars(ax, lengths)
+        _bars(ax, sampled.lengths, edges)
         ax.set(xlabel="tokens", ylabel="responses", xlim=(0, None))
-        _mark(ax, lengths.median, f"median {whole(lengths.median)}", left=lengths.median > RIGHT * ax.get_xlim()[1])
+        _mark(ax, median, f"median {whole(median)}")
 
-    title = f"{sampled.name}: {whole(lengths.total)} responses, {percent(sampled.truncated)} of them truncated"
+    title = f"{sampled.name}: {whole(len(sampled.lengths))} responses, {percent(sampled.truncated)} of them truncated"
     return Panel(title=title, draw=draw)
 
 
@@ -243,14 +188,14 @@ def _solved_panel(selection: Selection) -> Panel:
     return Panel(title=title, draw=draw)
 
 
-def _bars(ax: Axes, histogram: Histogram) -> None:
-    edges = histogram.edges
-    ax.hist(edges[:-1], bins=edges, weights=histogram.counts, color=DATA, edgecolor=SURFACE, linewidth=0.4)
+def _bars(ax: Axes, values: np.ndarray, edges: np.ndarray) -> None:
+    ax.hist(values, bins=edges, color=DATA, edgecolor=SURFACE, linewidth=0.4)
     whole_numbers(ax, "y", 5)
 
 
-def _mark(ax: Axes, at: float, text: str, left: bool) -> None:
-    """Draw a dotted line with a label above it, to its left or right."""
+def _mark(ax: Axes, at: float, text: str, left: bool = False) -> None:
+    """Draw a dotted line with a label above it, to its right; to its left if `left`, or if it is far right."""
+    left = left or at > RIGHT * ax.get_xlim()[1]
     ax.axvline(at, color=MUTED, linewidth=0.8, linestyle=":")
     align = {"va": "bottom", "ha": "right" if left else "left", "fontsize": 8, "color": MUTED}
     ax.text(at, 1.0, f"{text} " if left else f" {text}", transform=ax.get_xaxis_transform(), **align)

@@ -8,20 +8,31 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from snaketune.report.charts.style import COLOURS, MUTED, Chart, Panel, Style, cut, line_at, message, percentages
-from snaketune.report.compare.measures import FORMATS, PREFERENCES, Measure, measures
+from snaketune.evaluation.pair_scores import wins
+from snaketune.publishing.measures import FORMATS, PREFERENCES, Measure, measures
+from snaketune.report.charts.style import (
+    COLOURS,
+    MUTED,
+    Chart,
+    Panel,
+    Style,
+    curve_with_intervals,
+    cut,
+    line_at,
+    message,
+    percentages,
+)
 from snaketune.report.compare.variants import MONITORED, Variants
 from snaketune.report.data.preference_shift import PreferenceChange
 from snaketune.report.data.races import Race, paused_runs
 from snaketune.report.data.results import ResultSet, unique
-from snaketune.report.judge.verdict import wins
-from snaketune.report.text import NOTHING, decimal, percent
+from snaketune.text import NOTHING, decimal, percent
 
 Styles = dict[str, Style]
 INK = COLOURS["ink"][0]
 DOT_STEP, ROW_STEP = 0.085, 0.24
 NAME_CHARACTERS = 34
-ACCURACIES = {name for name, unit, _ in PREFERENCES.values() if unit == "share"}
+ACCURACIES = {name for name, unit, better in PREFERENCES.values() if unit == "share" and better > 0}
 BINS = 40
 # The outermost bins hold everything beyond these quantiles, so that an outlier doesn't compress the rest.
 TAIL = 0.005
@@ -31,8 +42,9 @@ REFERENCE, CHOSEN, REJECTED = Style(colour="base-1"), Style(colour="data"), Styl
 def evaluation_chart(results: ResultSet, styles: Styles) -> Chart:
     """Exact match by task, and preference accuracies, with a panel each per evaluation and corpus."""
     panels, paused = [], paused_runs(results)
-    for evaluation, models in results.evaluations.items():
-        where = f" ({evaluation})" if len(results.evaluations) > 1 else ""
+    evaluations = results.all_evaluations
+    for evaluation, models in evaluations.items():
+        where = f" ({evaluation})" if len(evaluations) > 1 else ""
         labels, table = [scored.model for scored in models], measures(models)
         for on in unique(measure.on for measure in table):
             here = [measure for measure in table if measure.on == on]
@@ -44,7 +56,7 @@ def evaluation_chart(results: ResultSet, styles: Styles) -> Chart:
     return Chart(
         name="evaluation",
         panels=panels or [message("Neither exact match nor preferences were measured.")],
-        key={label: styles[label] for label in unique(scored.model for scored in results.scored)},
+        key={label: styles[label] for label in unique(one.model for models in evaluations.values() for one in models)},
     )
 
 
@@ -293,14 +305,8 @@ def _curve(measure: Measure, runs: dict[str, list[tuple[float, str]]], styles: d
     def draw(ax: Axes) -> None:
         for run, points in runs.items():
             style = styles.get(run) or styles[points[-1][1]]
-            known = [
-                (x, y, measure.intervals.get(model))
-                for x, model in points
-                if (y := measure.values.get(model)) is not None
-            ]
-            for x, interval in ((x, interval) for x, _, interval in known if interval):
-                ax.plot([x, x], interval, color=style.hex, alpha=0.5)
-            ax.plot([x for x, *_ in known], [y for _, y, _ in known], color=style.hex, marker="o", markersize=4)
+            known = ((x, measure.values.get(model), measure.interval(model)) for x, model in points)
+            curve_with_intervals(ax, (point for point in known if point[1] is not None), style)
         ax.set(xlabel="share of the run", ylabel=f"{measure.name}, {measure.unit}" if measure.unit else measure.name)
         percentages(ax, "x")
         if FORMATS[measure.unit] is percent:

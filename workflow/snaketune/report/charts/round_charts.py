@@ -3,9 +3,9 @@
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from snaketune.report.charts.style import COLOURS, MUTED, Chart, Panel, Style, cut, percentages
+from snaketune.report.charts.style import COLOURS, MUTED, Chart, Panel, Style, curve_with_intervals, cut, percentages
 from snaketune.report.data.rounds import HeldOutScores, Interval, Rounds
-from snaketune.report.text import percent
+from snaketune.text import percent
 
 HELD_OUT, ONCE, FIRST_TRY = (
     Style(colour="sft-1"),
@@ -39,7 +39,7 @@ def _right(chain: Rounds, scores: HeldOutScores | None) -> Panel:
 
     def draw(ax: Axes) -> None:
         for points, style in ((once, ONCE), (first, FIRST_TRY), (exact, HELD_OUT)):
-            _draw(ax, points, style)
+            curve_with_intervals(ax, ((number, *point) for number, point in points.items()), style)
         for number, (share, _) in exact.items():
             ax.annotate(percent(share), (number, share), xytext=(0, 7), textcoords="offset points", ha="center")
         for label, share in (scores.others if scores else {}).items():
@@ -65,22 +65,12 @@ def _right(chain: Rounds, scores: HeldOutScores | None) -> Panel:
 
 def _over_rounds(title: str, points: Points, chain: Rounds) -> Panel:
     def draw(ax: Axes) -> None:
-        _draw(ax, points, HELD_OUT)
+        curve_with_intervals(ax, ((number, *point) for number, point in points.items()), HELD_OUT)
         highest = max(max(value, *(bounds or (value,))) for value, bounds in points.values())
         ax.set_ylim(0.0, 1.15 * highest or 1.0)
         _of_rounds(ax, chain)
 
     return Panel(title=title, draw=draw)
-
-
-def _draw(ax: Axes, points: Points, style: Style) -> None:
-    numbers = sorted(points)
-    ax.plot(numbers, [points[number][0] for number in numbers], color=style.hex, linestyle=style.dash, linewidth=1.4)
-    for number in numbers:
-        value, bounds = points[number]
-        if bounds:
-            ax.plot([number, number], bounds, color=style.hex, linewidth=1.2, alpha=0.5)
-        ax.plot(number, value, color=style.hex, marker=style.marker, markersize=4.5)
 
 
 def _of_rounds(ax: Axes, chain: Rounds) -> None:

@@ -177,6 +177,16 @@ def message(text: str) -> Panel:
     return Panel(title="", draw=draw, height=1.4)
 
 
+def curve_with_intervals(ax: Axes, points: Iterable[tuple[float, float, Sequence[float] | None]], style: Style) -> None:
+    """A curve with a marker at each point, and a vertical line for its interval. Args: points: x, y and interval."""
+    points = sorted(points, key=lambda point: point[0])
+    for x, _, interval in points:
+        if interval:
+            ax.plot([x, x], interval, color=style.hex, linewidth=1.2, alpha=0.5)
+    look = {"color": style.hex, "linestyle": style.dash, "marker": style.marker}
+    ax.plot([x for x, *_ in points], [y for _, y, _ in points], linewidth=1.2, markersize=4, **look)
+
+
 def line_at(ax: Axes, value: float | None, vertical: bool = False) -> None:
     """Draw a dotted line at the value before anything is learned, if there is one."""
     if value is not None:

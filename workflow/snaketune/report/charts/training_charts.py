@@ -23,7 +23,7 @@ from snaketune.report.charts.style import (
 )
 from snaketune.report.compare.variants import loss_text, stopped_early
 from snaketune.report.data.results import ResultSet, logged_numbers, measurements
-from snaketune.report.text import clean, decimal, percent, short, whole, words
+from snaketune.text import clean, decimal, percent, short, whole, words
 
 Styles = dict[str, Style]
 # Title, axis label, number format and baseline (the value before anything is learned) of known DPO metrics.

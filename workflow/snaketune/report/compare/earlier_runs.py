@@ -13,17 +13,18 @@ from typing import Any
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.publishing.results import Result, is_number, read_json
+from snaketune.publishing.scored_models import ScoredModel, scored_of
 from snaketune.report.charts.style import Chart, Style, message
 from snaketune.report.charts.training_charts import curve, throughput
 from snaketune.report.compare.earlier_results import COMPARED, KEY, result_of
 from snaketune.report.compare.forms import TABLES, Response, Scores, TrainingRun, check, check_table
 from snaketune.report.compare.variants import leaves, value_text
-from snaketune.report.data.results import ResultSet, ScoredModel, logged_numbers, natural, scored_of
+from snaketune.report.data.results import ResultSet, logged_numbers, natural
 from snaketune.report.judge.verdict import Difference, differences, interval_scales
-from snaketune.report.text import NOTHING, clean, decimal, duration, percent, whole
 from snaketune.stages.cache.status import differing as differing_paths
 from snaketune.stages.specs import ReportedJob
 from snaketune.tables import read_table
+from snaketune.text import NOTHING, clean, decimal, duration, percent, whole
 
 DIGITS = 8
 Rows = dict[str, dict[str, str]]

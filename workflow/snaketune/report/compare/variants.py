@@ -1,22 +1,21 @@
 """The table of all DPO runs: the spec keys and inputs in which they differ, scores, cost, and the best run.
 
-`sort_by` is the path of a score in scores.json. For losses, perplexities, error rates and lengths lower is better, for all
-other scores higher. Runs without the score are last; ties are in the order of names.
+`sort_by` is the path of a measure (`publishing.measures`) in scores.json. For losses, perplexities, error rates and lengths
+lower is better, for all other scores higher. Runs without the score are last; ties are in the order of names.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from snaketune.config.score_names import REWARDS
 from snaketune.errors import SnaketuneError
-from snaketune.publishing.results import Result, at_path, is_number
-from snaketune.report.compare.measures import Measure, measures
+from snaketune.publishing.measures import Measure, measures
+from snaketune.publishing.results import Result, is_number
 from snaketune.report.data.races import paused_runs
 from snaketune.report.data.results import ResultSet, natural
-from snaketune.report.text import NOTHING, clean, words
 from snaketune.stages.table import STAGES
 from snaketune.suggestions import unknown
+from snaketune.text import NOTHING, clean, words
 
 # Keys to list first: most sweeps vary them.
 FIRST = ("loss", "beta")
@@ -93,14 +92,16 @@ def compare_variants(results: ResultSet, sort_by: str | None) -> Variants:
     """
     runs = results.of("dpo")
     labels = [run.label for run in runs]
-    columns = [*_measured(results, labels, sort_by), *_trained(runs)]
+    measured = list(_measured(results, labels))
+    shown = (one for one in measured if one.path == sort_by or not (one.detail or one.name in EXCLUDED))
+    columns = [*shown, *_trained(runs)]
     stopped = {run.label: stop for run in runs if (stop := stopped_early(run))}
     paused = paused_runs(results)
     for run in (run for run in runs if run.label in paused and run.label not in stopped):
         reason = f"paused by its race after {paused[run.label]:.0%} of the steps"
         stopped[run.label] = EarlyStop(step=run.counts["steps"], reason=reason)
     best, tied = None, []
-    sorted_by = _sort_measure(results, labels, columns, sort_by) if sort_by and runs else None
+    sorted_by = _sort_measure(measured, sort_by) if sort_by and runs else None
     if sorted_by:
         values, way = sorted_by.values, -1 if higher_is_better(sort_by) else 1
         labels.sort(key=lambda run: (values[run] is None, way * (values[run] or 0.0), natural(run)))
@@ -157,47 +158,31 @@ def best_entry(variants: Variants) -> dict[str, Any]:
     return {"best": facts | {"payload": f"{stage}/{name}/{STAGES[stage].payload}"}}
 
 
-def _sort_measure(results: ResultSet, labels: list[str], columns: list[Measure], path: str) -> Measure | None:
-    """The column of the score at `path`, from the first evaluation that has one for a run.
+def _sort_measure(measured: list[Measure], path: str) -> Measure | None:
+    """The measure with this path; of several evaluations, each run has the value of the first that has one.
 
     Prints a warning and returns None if the score is a reward and no run has rewards: that may be known only now, and the rest
     of the report is still useful.
     """
-    values: dict[str, float | None] = dict.fromkeys(labels)
-    for scored in reversed(results.scored):
-        if scored.model in values and is_number(value := at_path(scored.scores, path)):
-            values[scored.model] = value
-    if all(value is None for value in values.values()):
-        dpo = [scored.scores for scored in results.scored if scored.model.startswith("dpo:")]
-        known = sorted({name for scores in dpo for name in _paths(scores)})
+    found = [measure for measure in measured if measure.path == path]
+    if not found:
+        known = sorted({measure.path for measure in measured})
         missing = f"report.sort_by: no evaluated run of `dpo:` has a number at {path!r}{unknown(path, known)}"
-        if not path.startswith("preferences.") or path.rpartition(".")[2] not in REWARDS:
+        if not path.startswith("preferences.") or "reward" not in path.rpartition(".")[2]:
             raise SnaketuneError(missing)
         print(f"warning: {missing}; the runs aren't sorted, and none is the best", flush=True)
         return None
-    for column in columns:
-        if column.path == path and column.values == values:
-            return column
-    *_, on, name = path.split(".")
-    better = 1 if higher_is_better(path) else -1
-    return Measure(path=path, on=clean(on), name=words(name), unit="", better=better, values=values)
+    values = dict.fromkeys(found[0].values)
+    for measure in reversed(found):
+        values |= {run: value for run, value in measure.values.items() if value is not None}
+    return found[0] if values == found[0].values else replace(found[0], values=values)
 
 
-def _paths(scores: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """The paths of all numbers, as `sort_by` names them."""
-    for name, value in scores.items():
-        if isinstance(value, dict):
-            yield from _paths(value, f"{prefix}{name}.")
-        elif is_number(value):
-            yield f"{prefix}{name}"
-
-
-def _measured(results: ResultSet, labels: list[str], sort_by: str | None) -> Iterator[Measure]:
+def _measured(results: ResultSet, labels: list[str]) -> Iterator[Measure]:
     for evaluation, models in results.evaluations.items():
         where = f" ({evaluation})" if len(results.evaluations) > 1 else ""
         for measure in measures([scored for scored in models if scored.model in labels], where):
-            if measure.path == sort_by or not (measure.detail or measure.name in EXCLUDED):
-                yield measure.of(labels)
+            yield measure.of(labels)
 
 
 def _trained(runs: list[Result]) -> Iterator[Measure]:

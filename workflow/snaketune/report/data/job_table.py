@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from snaketune.publishing.results import Result
-from snaketune.report.data.packing_flow import pack_flows, training_flows
+from snaketune.report.data.packing_flow import pack_flows
 from snaketune.report.data.results import ResultSet, by_whole, is_gpu, natural
-from snaketune.report.text import NOTHING, clean, clip, decimal, duration, percent, short, whole
+from snaketune.text import NOTHING, clean, clip, decimal, duration, percent, short, whole
 
 SOURCE_CHARACTERS = 300
 
@@ -119,13 +119,13 @@ def cards(results: ResultSet) -> Iterator[Card]:
     if hours := _gpu_hours(timed):
         note = ", ".join(f"{_hours(spent)} on {name}" for name, spent in sorted(hours.items()))
         yield Card(title="GPU hours", value=_hours(sum(hours.values())), note=note)
-    if flows := training_flows(results):
-        steps = sum(flow.steps for flow in flows)
-        note = f"without padding, by {len(flows)} {'run' if len(flows) == 1 else 'runs'}, {whole(steps)} steps in total"
-        yield Card(title="Tokens trained", value=short(sum(flow.tokens for flow in flows)), note=note)
+    if runs := results.trainings:
+        steps, tokens = (sum(run.counts[count] for run in runs) for count in ("steps", "tokens"))
+        note = f"without padding, by {len(runs)} {'run' if len(runs) == 1 else 'runs'}, {whole(steps)} steps in total"
+        yield Card(title="Tokens trained", value=short(tokens), note=note)
     speeds: dict[str, list[float]] = {}
     devices = set()
-    for run in results.of("sft", "dpo", "reward"):
+    for run in results.trainings:
         if speed := run.run.get("tokens_per_second_median"):
             speeds.setdefault(run.stage, []).append(speed)
             devices.add(str(run.run.get("device", "")))
@@ -133,9 +133,10 @@ def cards(results: ResultSet) -> Iterator[Card]:
         values = tuple((stage, short(max(speeds[stage]))) for stage in ("sft", "dpo", "reward") if stage in speeds)
         on = ", ".join(sorted(devices - {""})) or NOTHING
         yield Card(title="Tokens per second", values=values, note=f"median, without padding, on {on}")
-    if packs := [flow for flow in pack_flows(results) if flow.packed and flow.train.capacity]:
-        tokens, capacity = sum(flow.train.tokens for flow in packs), sum(flow.train.capacity for flow in packs)
-        unpacked = sum(flow.train.documents * flow.length for flow in packs)
+    if packs := [flow for flow in pack_flows(results) if flow.packed and flow.metadata["row_tokens"]]:
+        tokens = sum(flow.train.counts["tokens"] for flow in packs)
+        capacity = sum(flow.metadata["row_tokens"] for flow in packs)
+        unpacked = sum(flow.train.counts["pieces"] * flow.length for flow in packs)
         note = f"of all train rows is tokens, not padding; {percent(tokens / unpacked)} with one document per row"
         yield Card(title="Packing efficiency", value=percent(tokens / capacity), note=note)
 

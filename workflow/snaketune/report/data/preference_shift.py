@@ -15,11 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from snaketune.artifacts.split_files import file_name, read_split
+from snaketune.evaluation.pair_scores import wins
 from snaketune.publishing.results import Result
+from snaketune.publishing.scored_models import ScoredModel
 from snaketune.report.data.corpus_flow import corpus_flows
-from snaketune.report.data.results import ResultSet, ScoredModel
-from snaketune.report.judge.verdict import wins
-from snaketune.report.text import clip
+from snaketune.report.data.results import ResultSet
+from snaketune.text import clip
 
 # Limits of excerpts.
 CHARACTERS = {"prompt": 500, "chosen": 600, "rejected": 600}
@@ -180,7 +181,7 @@ def _sources(results: ResultSet, corpus: str, rows: pa.Table, ids: list[str]) ->
     source_of = dict(zip(rows["id"].to_pylist(), rows["source"].to_pylist()))
     source_P = np.array([source_of[pair] for pair in ids])
     sources = next((flow.sources for flow in corpus_flows(results) if flow.name == corpus), [])
-    names = {number: f"{number}: {source.name}" for number, source in enumerate(sources)}
+    names = {number: f"{number}: {source['name']}" for number, source in enumerate(sources)}
     return {names.get(number, str(number)): source_P == number for number in np.unique(source_P).tolist()}
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from snaketune.publishing.results import Result, read_json
 from snaketune.report.data.results import ResultSet, natural
-from snaketune.report.text import words
 from snaketune.stages.races import FILE
+from snaketune.text import words
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,68 +2,16 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from snaketune.publishing.results import Result, Results, is_number, read_json, read_lines
+from snaketune.publishing.results import Result, Results, is_number
+from snaketune.publishing.scored_models import ScoredModel, scored_of
 from snaketune.stages.specs import ReportedJob
 from snaketune.stages.table import STAGES
-from snaketune.tables import read_table
 
 MODEL_KINDS = ("base", "sft", "dpo", "merge", "reward")
-
-
-def model_named(job: str) -> str:
-    """The model of an evaluation's job.
-
-    >>> model_named("all/sft-my-model")
-    'sft:my-model'
-    """
-    kind, _, name = job.partition("/")[2].partition("-")
-    return f"{kind}:{name}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoredModel:
-    """One model in one evaluation, with its scores and responses."""
-
-    result: Result
-    scores: dict[str, Any]
-    responses: list[dict[str, Any]]
-
-    @property
-    def evaluation(self) -> str:
-        return self.result.name.partition("/")[0]
-
-    @property
-    def model(self) -> str:
-        """`base:NAME`, `sft:NAME` or `dpo:NAME`."""
-        return model_named(self.result.name)
-
-    @property
-    def engine(self) -> str:
-        """The engine that generated the responses, with its version; empty without responses."""
-        return engine_name((self.result.manifest.get("generation") or {}).get("engine", {}))
-
-    @cached_property
-    def pairs(self) -> pa.Table:
-        """Log-probabilities of the held-out pairs (columns: `evaluation.held_out.PAIRS`)."""
-        return read_table(self.result.artifact.file("pairs.arrow"))
-
-    @cached_property
-    def losses(self) -> dict[str, dict[tuple[str, int], tuple[float, int]]]:
-        """Summed loss and tokens of each held-out document: corpus → (pack digest, document) → (nats, tokens)."""
-        manifest, table = self.result.manifest, read_table(self.result.artifact.file("losses.arrow"))
-        packs = dict(zip(manifest["spec"].get("conversations", ()), manifest["inputs"].get("packs", ())))
-        losses: dict[str, dict[tuple[str, int], tuple[float, int]]] = {}
-        for row in table.to_pylist():
-            document = packs.get(row["corpus"], ""), row["document"]
-            losses.setdefault(row["corpus"], {})[document] = row["loss_nats"], row["tokens"]
-        return losses
 
 
 class ResultSet(Results):
@@ -77,18 +25,22 @@ class ResultSet(Results):
         self.stages = {result.stage for result in self.all}
 
     @cached_property
-    def evaluations(self) -> dict[str, list[ScoredModel]]:
-        """The models of each evaluation, from base to DPO, by its name; reward models are apart."""
+    def all_evaluations(self) -> dict[str, list[ScoredModel]]:
+        """The models of each evaluation, from base to DPO, then reward models, by its name."""
         by_name: dict[str, list[ScoredModel]] = {}
-        policies = (result for result in self.of("eval") if not result.spec.get("rewards"))
-        for scored in map(scored_of, policies):
+        for scored in map(scored_of, self.of("eval")):
             by_name.setdefault(scored.evaluation, []).append(scored)
         return {name: sorted(models, key=lambda model: model_order(model.model)) for name, models in by_name.items()}
 
+    @cached_property
+    def evaluations(self) -> dict[str, list[ScoredModel]]:
+        """The same without reward models, which answer no prompt."""
+        of_policies = ((name, [one for one in all_ if not one.rewards]) for name, all_ in self.all_evaluations.items())
+        return {name: models for name, models in of_policies if models}
+
     @property
-    def of_rewards(self) -> list[Result]:
-        """The evaluations of reward models."""
-        return [result for result in self.of("eval") if result.spec.get("rewards")]
+    def reward_models(self) -> list[ScoredModel]:
+        return [scored for models in self.all_evaluations.values() for scored in models if scored.rewards]
 
     @property
     def scored(self) -> list[ScoredModel]:
@@ -102,28 +54,9 @@ class ResultSet(Results):
     @property
     def models(self) -> list[str]:
         """Labels of all models, from base to DPO."""
-        trained = {result.label for result in self.of("sft", "dpo", "reward")}
-        evaluated = {scored.model for scored in self.scored} | {model_named(result.name) for result in self.of_rewards}
+        trained = {result.label for result in self.trainings}
+        evaluated = {scored.model for models in self.all_evaluations.values() for scored in models}
         return sorted(evaluated | trained, key=model_order)
-
-
-def scored_of(result: Result) -> ScoredModel:
-    """Read the scores and responses of an evaluation. Raises SnaketuneError if they can't be read."""
-    path, lines = (result.artifact.file(name) for name in ("scores.json", "responses.jsonl"))
-    return ScoredModel(
-        result=result,
-        scores=read_json(path),
-        responses=read_lines(lines),
-    )
-
-
-def engine_name(about: dict[str, Any]) -> str:
-    """An engine as a manifest describes it, in a few words.
-
-    >>> engine_name({"name": "vllm", "version": "0.32.0", "device": "cuda", "dtype": "bfloat16"})
-    'vllm 0.32.0 bfloat16'
-    """
-    return " ".join(str(about[key]) for key in ("name", "version", "model", "dtype") if about.get(key))
 
 
 def by_whole(results: list[Result]) -> dict[tuple[str, str], list[Result]]:

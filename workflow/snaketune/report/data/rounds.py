@@ -8,13 +8,13 @@ train on, whether the config has `rounds` or its entries were written one by one
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from snaketune.evaluation.score_intervals import mean_interval, wilson
+from snaketune.publishing.measures import Measure, measures
 from snaketune.publishing.results import Result
-from snaketune.report.data.results import ResultSet, ScoredModel
+from snaketune.report.data.results import ResultSet
 from snaketune.sampling.tables import RESPONSES, SCORES
 from snaketune.tables import read_table
 
@@ -183,40 +183,30 @@ def _trained_on(results: ResultSet, run: Result) -> Iterator[tuple[Sampled, Resu
 
 def _held_out(results: ResultSet, models: list[str]) -> Iterator[HeldOutScores]:
     for evaluation, evaluated in results.evaluations.items():
-        by_model = {scored.model: scored for scored in evaluated}
+        found = {measure.path: measure for measure in measures(evaluated)}
         for corpus in sorted({name for scored in evaluated for name in scored.scores.get("conversations") or {}}):
-            entries = {
-                number: _entry(by_model[model], corpus) for number, model in enumerate(models) if model in by_model
-            }
-            exact = {number: entry.get("exact_match") or {} for number, entry in entries.items()}
-            kl = {number: entry.get("kl") or {} for number, entry in entries.items()}
-            others = {
-                model: share
-                for model, scored in by_model.items()
-                if model not in models
-                and not model.startswith("base:")
-                and (share := (_entry(scored, corpus).get("exact_match") or {}).get("share")) is not None
-            }
+            keys = ("exact_match.share", "exact_match.mean_response_tokens", "kl.per_token")
+            exact, tokens, kl = (found.get(f"conversations.{corpus}.{key}") for key in keys)
             scores = HeldOutScores(
                 evaluation=evaluation,
                 corpus=corpus,
-                exact=_known(exact, "share"),
-                tokens={number: value for number, (value, _) in _known(exact, "mean_response_tokens").items()},
-                kl=_known(kl, "per_token"),
-                others=others,
+                exact=_by_round(exact, models),
+                tokens={number: value for number, (value, _) in _by_round(tokens, models).items()},
+                kl=_by_round(kl, models),
+                others={
+                    model: share
+                    for model, share in (exact.values.items() if exact else ())
+                    if share is not None and model not in models and not model.startswith("base:")
+                },
             )
             if scores.exact or scores.tokens:
                 yield scores
 
 
-def _entry(scored: ScoredModel, corpus: str) -> dict[str, Any]:
-    return (scored.scores.get("conversations") or {}).get(corpus) or {}
-
-
-def _known(entries: dict[int, dict[str, Any]], name: str) -> dict[int, tuple[float, Interval]]:
+def _by_round(measure: Measure | None, models: list[str]) -> dict[int, tuple[float, Interval]]:
     """A value with its interval, by number of the round, where it was measured."""
     return {
-        number: (entry[name], tuple(bounds) if (bounds := entry.get(f"{name}_interval")) else None)
-        for number, entry in entries.items()
-        if entry.get(name) is not None
+        number: (value, measure.interval(model))
+        for number, model in enumerate(models)
+        if measure and (value := measure.values.get(model)) is not None
     }

@@ -9,10 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from snaketune.publishing.results import Result
-from snaketune.report.data.results import ResultSet, engine_name
-from snaketune.report.text import clip, percent, whole
+from snaketune.publishing.scored_models import engine_name
+from snaketune.report.data.results import ResultSet
 from snaketune.sampling.tables import PROMPTS, RESPONSES
 from snaketune.tables import read_table
+from snaketune.text import clip, percent, whole
 
 PROMPTS_SHOWN, RESPONSES_SHOWN = 6, 4
 

@@ -14,9 +14,10 @@ from itertools import islice
 from typing import Any
 
 from snaketune.publishing.results import Result
+from snaketune.publishing.scored_models import ScoredModel
 from snaketune.report.data.corpus_flow import tokenized_corpora
-from snaketune.report.data.results import ResultSet, ScoredModel, measurements, unique
-from snaketune.report.text import clip
+from snaketune.report.data.results import ResultSet, measurements, unique
+from snaketune.text import clip
 
 TOKENIZER = "tokenizer.json"
 SPAN_CHARACTERS = 1200
@@ -209,18 +210,21 @@ def _lines(corpus: Result, name: str) -> list[dict[str, Any]]:
 
 
 def tokenized_rows(results: ResultSet) -> list[dict[str, Any]]:
-    """Every tokenized corpus (`flow`), whether it is `paired`, and the spans of its first rows (`samples`), shorter ones first.
+    """Every tokenized corpus (`flow`), whether it is `paired`, what is supervised, and the spans of its first rows (`samples`),
+    shorter ones first.
 
     Raises:
         SnaketuneError: If a tokenizer is damaged.
     """
     corpora = []
-    for flow, parts in tokenized_corpora(results):
+    for flow in tokenized_corpora(results):
+        parts = flow.parts
         samples = next((part.manifest["samples"] for part in parts if part.manifest.get("samples")), [])
         tokenizer = results.first(parts[0], "tokenizer")
         tokens = special_tokens(tokenizer) if tokenizer else []
         paired = parts[0].manifest["kind"] == "preference"
-        corpora.append({"flow": flow, "paired": paired, "samples": [spans(sample, tokens) for sample in samples]})
+        about = {"flow": flow, "paired": paired, "train_on": parts[0].manifest["train_on"]}
+        corpora.append(about | {"samples": [spans(sample, tokens) for sample in samples]})
     return corpora
 
 

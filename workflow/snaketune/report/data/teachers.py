@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from snaketune.report.data.results import ResultSet
-from snaketune.report.text import clean, decimal, percent, whole
+from snaketune.text import clean, decimal, percent, whole
 
 
 @dataclass(frozen=True, kw_only=True)

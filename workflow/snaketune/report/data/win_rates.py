@@ -5,8 +5,9 @@ from functools import cached_property
 from typing import Any
 
 from snaketune.publishing.results import Result, read_json
-from snaketune.report.data.results import ResultSet, model_named
-from snaketune.report.text import percent, whole
+from snaketune.publishing.scored_models import model_named
+from snaketune.report.data.results import ResultSet
+from snaketune.text import percent, whole
 
 
 @dataclass(frozen=True, kw_only=True)

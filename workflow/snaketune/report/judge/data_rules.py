@@ -11,7 +11,7 @@ from snaketune.report.data.packing_flow import PackFlow
 from snaketune.report.data.results import ResultSet, unique
 from snaketune.report.judge.findings import NOTES, ReportFinding
 from snaketune.report.judge.verdict import INCONCLUSIVE, WORSE, Difference, Verdict
-from snaketune.report.text import decimal, percent, whole, words
+from snaketune.text import decimal, percent, whole, words
 
 SUPERVISED = 0.02
 QUARANTINED = 0.005
@@ -36,18 +36,18 @@ def users_of_packs(results: ResultSet) -> dict[str, str]:
 def pack_findings(flow: PackFlow, key: str) -> Iterator[ReportFinding]:
     """The findings about the train and the held-out rows of a pack. `key`: of its `packing`, in the first run that uses it."""
     for split in flow.splits:
-        rows, lost = words(split.split), split.lost_to_length
-        if lost and is_worth_a_warning(lost["rows"], lost["tokens"], split.read, split.read_tokens):
-            share = lost["tokens"] / split.read_tokens
+        rows, counts, lost = words(split.split), split.counts, split.metadata.get("lost_to_length")
+        if lost and is_worth_a_warning(lost["rows"], lost["tokens"], counts["read"], counts["read_tokens"]):
+            share = lost["tokens"] / counts["read_tokens"]
             message = (
-                f"{rows}: {percent(lost['rows'] / split.read)} of the {flow.unit} and {percent(share)} of the tokens don't fit "
-                f"into rows of {whole(flow.length)} tokens"
+                f"{rows}: {percent(lost['rows'] / counts['read'])} of the {flow.unit} and {percent(share)} of the tokens "
+                f"don't fit into rows of {whole(flow.length)} tokens"
             )
             action = f"set it to {lost['enough']}, which keeps 99% of the tokens"
             about = {"kind": "tokens lost", "where": flow.name, "key": key and f"{key}.length"}
             yield ReportFinding(message=message, action=action, gain=share, **about)
-        if split.tokens and split.supervised < SUPERVISED * split.tokens:
-            share = split.supervised / split.tokens
+        if counts["tokens"] and counts["supervised_tokens"] < SUPERVISED * counts["tokens"]:
+            share = counts["supervised_tokens"] / counts["tokens"]
             message = (
                 f"{rows}: only {percent(share, 2)} of the tokens are supervised, so most of the work is for nothing"
             )
@@ -57,7 +57,7 @@ def pack_findings(flow: PackFlow, key: str) -> Iterator[ReportFinding]:
 
 
 def corpus_findings(flow: CorpusFlow) -> Iterator[ReportFinding]:
-    bad, read = sum(flow.quarantined.values()), flow.rows.read
+    bad, read = sum(flow.quarantined.values()), flow.counts["read"]
     if read and bad >= QUARANTINED * read:
         reasons = ", ".join(f"{whole(n)} {words(reason)}" for reason, n in list(flow.quarantined.items())[:3])
         message = f"{whole(bad)} of {whole(read)} rows ({percent(bad / read)}) are quarantined: {reasons}"

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from snaketune.publishing.scored_models import ScoredModel
 from snaketune.report.compare.variants import Variants
 from snaketune.report.data.corpus_flow import corpus_flows
 from snaketune.report.data.packing_flow import pack_flows
-from snaketune.report.data.results import ResultSet, ScoredModel, logged_numbers
+from snaketune.report.data.results import ResultSet, logged_numbers
 from snaketune.report.data.rounds import rounds_of
 from snaketune.report.data.sampled import sampled_tables, selections
 from snaketune.report.data.win_rates import judged_comparisons
@@ -24,7 +25,7 @@ from snaketune.report.judge.verdict import (
     lineage_verdicts,
     signed,
 )
-from snaketune.report.text import NOTHING, decimal, whole
+from snaketune.text import NOTHING, decimal, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +179,7 @@ def collect_findings(
     findings = preflight_findings(results)
     checked = {finding.key for finding in findings}
     findings += data_rules.sweep_findings(results, variants)
-    findings += slow_nodes([*((run.label, run.run) for run in results.of("sft", "dpo", "reward")), *others])
+    findings += slow_nodes([*((run.label, run.run) for run in results.trainings), *others])
     for verdict in verdicts:
         for difference in verdict.differences:
             findings += data_rules.difference_findings(difference, verdict)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from snaketune.report.data.rounds import HeldOutScores, Interval, Rounds, Sampled
 from snaketune.report.judge.findings import ReportFinding
-from snaketune.report.text import percent
+from snaketune.text import percent
 
 # Ratio of mean lengths from which responses have grown.
 GROWN = 1.3

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from snaketune.report.data.results import ResultSet
 from snaketune.report.data.sampled import SampledTable, Selection
 from snaketune.report.judge.findings import NOTES, ReportFinding
-from snaketune.report.text import percent, whole
+from snaketune.text import percent, whole
 
 # Shares of responses, and of prompts, from which a finding is reported.
 TRUNCATED, SAME = 0.1, 0.5

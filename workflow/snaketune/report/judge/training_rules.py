@@ -12,10 +12,10 @@ from typing import Any
 
 from snaketune.publishing.results import Result, is_number
 from snaketune.report.compare.variants import stopped_early, warnings_of
-from snaketune.report.data.packing_flow import training_flow
+from snaketune.report.data.packing_flow import epochs
 from snaketune.report.data.results import ResultSet, is_gpu, logged_numbers
 from snaketune.report.judge.findings import NOTES, WARNS, ReportFinding
-from snaketune.report.text import clean, clip, decimal, duration, percent, short, whole
+from snaketune.text import clean, clip, decimal, duration, percent, short, whole
 
 # Of the findings of preflight. One that stops a run is a warning here, since the run was started anyway.
 SEVERITIES = {"stops": WARNS, "warns": WARNS, "notes": NOTES}
@@ -74,7 +74,7 @@ def trainings(results: ResultSet) -> list[TrainingFacts]:
     return [
         TrainingFacts(
             run=run,
-            epochs=training_flow(results, run).epochs,
+            epochs=epochs(run),
             loss=_first_and_last(logged_numbers(run, "loss")),
             chosen=_first_and_last(logged_numbers(run, "chosen_logp_per_token")),
             held_out=_held_out(results, run) if run.stage == "sft" else {},
@@ -183,7 +183,7 @@ def _overfitting(facts: TrainingFacts) -> tuple[str, str, str, float] | None:
 
 def preflight_findings(results: ResultSet) -> list[ReportFinding]:
     """The findings of preflight, which the run.json of each training repeats; empty without preflight."""
-    entries = (result.run.get("preflight") or [] for result in results.of("sft", "dpo", "reward"))
+    entries = (result.run.get("preflight") or [] for result in results.trainings)
     # Runs that preflight checked together have the same findings.
     return list(dict.fromkeys(finding for listed in entries for finding in parse_findings(listed)))
 

@@ -13,9 +13,11 @@ from typing import TypeVar
 
 import numpy as np
 
+from snaketune.evaluation.pair_scores import margins, wins
 from snaketune.evaluation.score_intervals import Z, per_token
-from snaketune.report.compare.measures import FORMATS, Measure, measures
-from snaketune.report.data.results import ResultSet, ScoredModel
+from snaketune.publishing.measures import FORMATS, Measure, measures
+from snaketune.publishing.scored_models import ScoredModel
+from snaketune.report.data.results import ResultSet
 from snaketune.report.data.win_rates import JudgedComparison, judged_comparisons
 
 Interval = tuple[float, float]
@@ -241,7 +243,7 @@ def _rounded_up(bound: float) -> float:
 def row_outcomes(scored: ScoredModel) -> dict[str, dict[str, float]]:
     """Correctness of each row (1, 0, or 0.5 for a tie): path of the measure → row id → value.
 
-    Prompts count by exact match; pairs by log-probability per token, and by reward.
+    Prompts count by exact match; pairs by each accuracy.
     """
     correct: dict[str, dict[str, float]] = {}
     for row in scored.responses:
@@ -249,20 +251,9 @@ def row_outcomes(scored: ScoredModel) -> dict[str, dict[str, float]]:
             path = f"conversations.{row['corpus']}.exact_match.share"
             correct.setdefault(path, {})[row["id"]] = float(row["correct"])
     pairs = scored.pairs
-    chosen_P, rejected_P, reference_chosen_P, reference_rejected_P = (
-        pairs[f"{side}_logp"].to_numpy().astype(float)
-        for side in ("chosen", "rejected", "reference_chosen", "reference_rejected")
-    )
-    chosen_tokens_P, rejected_tokens_P = (
-        np.maximum(pairs[f"{side}_tokens"].to_numpy(), 1) for side in ("chosen", "rejected")
-    )
-    won = {
-        "logp_accuracy_per_token": wins(chosen_P / chosen_tokens_P - rejected_P / rejected_tokens_P),
-        # NaN for pairs that the reference doesn't have.
-        "reward_accuracy": wins((chosen_P - reference_chosen_P) - (rejected_P - reference_rejected_P)),
-    }
-    for name, win_P in won.items():
-        for corpus, pair, win in zip(pairs["corpus"].to_pylist(), pairs["id"].to_pylist(), win_P.tolist()):
+    for name, margin_P in margins(pairs).items():
+        for corpus, pair, win in zip(pairs["corpus"].to_pylist(), pairs["id"].to_pylist(), wins(margin_P).tolist()):
+            # NaN for pairs that the reference doesn't have.
             if name != "reward_accuracy" or math.isfinite(win):
                 correct.setdefault(f"preferences.{corpus}.{name}", {})[pair] = win
     return correct
@@ -282,11 +273,6 @@ def signed(value: float, unit: str) -> str:
         number = f"{abs(value):.4f}".rstrip("0").rstrip(".")
         return f"{sign if float(number) else ''}{number}"
     return sign + FORMATS[unit](abs(value))
-
-
-def wins(margin_P: np.ndarray) -> np.ndarray:
-    """float[P]: 1 for a margin above zero, 0 below, and 0.5 for a tie."""
-    return (1 + np.sign(margin_P)) / 2
 
 
 def paired(before_N: np.ndarray, after_N: np.ndarray) -> Interval:

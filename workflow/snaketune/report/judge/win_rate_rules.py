@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from snaketune.report.data.win_rates import JudgedComparison
 from snaketune.report.judge.findings import NOTES, ReportFinding
 from snaketune.report.judge.sampling_rules import TRUNCATED
-from snaketune.report.text import percent
+from snaketune.text import percent
 
 # Shares of verdicts from which a judge is reported.
 BIASED, UNCLEAR = 0.2, 0.1

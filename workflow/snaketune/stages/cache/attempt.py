@@ -66,7 +66,7 @@ class Attempt:
     job: str = ""
     inputs: dict[str, list[str]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
-    versions: dict[str, str | None] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
     threads: int | None = None
 
     def check_job(self, job: "LoadedJob") -> None:
@@ -116,7 +116,7 @@ def check_files(state: Path) -> None:
         attempt.check_files()
 
 
-def resumed_from_versions(state: Path, versions: dict[str, str | None]) -> dict[str, str | None]:
+def resumed_from_versions(state: Path, versions: dict[str, str]) -> dict[str, str]:
     """The libraries that unfinished work was started with in another version than `versions` has, with that version."""
     previous = read_attempt(state)
     if previous is None or not any(path for pattern in UNFINISHED_WORK for path in state.glob(pattern)):

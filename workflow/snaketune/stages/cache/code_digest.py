@@ -2,8 +2,8 @@
 
 Snakemake sees a rule's own text, but no module that the rule's command imports. So each job file carries this digest: of the
 syntax trees of every module of the package that the stage can reach by imports (those inside functions too), without comments,
-docstrings and names of modules. Of models of settings counts what they compute (`syntax`). The shell prefix of jobs
-doesn't count (`snakemake_adapter.package`): a test lists what it sets.
+docstrings and names of modules. The shell prefix of jobs doesn't count (`snakemake_adapter.package`):
+a test lists what it sets.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from snaketune.errors import SnaketuneError
 from snaketune.files import write_json
 from snaketune.stages.cache.libraries import importing
-from snaketune.stages.cache.syntax import PACKAGE, Import, computing, syntax_of
+from snaketune.stages.cache.syntax import PACKAGE, Import, syntax_of
 from snaketune.stages.cache.work_folders import published_results
 
 # Below the results: by stage and code, the digests of other code whose results count as made with it.
@@ -27,7 +27,7 @@ RECORD = "accepted_code.json"
 PACKAGE_FOLDER = Path(__file__).parents[2]
 # Packages that shape no result, each with the reason. All others count, and so do the modules directly below `snaketune`.
 EXCLUDED_FROM_DIGEST = {
-    # What is computed from values counts by name, see BY_DEFINITION.
+    # What is computed from these values is in the packages that use them; a test lists what config and stages still compute.
     "config": "what a key means is decided before the spec is made, and the spec holds every value resolved",
     "artifacts": "describes results; what is read of them is digested by content",
     "stages": "looks up, calls and publishes; the spec and the inputs of a stage are in the fingerprint",
@@ -44,10 +44,6 @@ EXCLUDED_FROM_DIGEST = {
     # These count: training.launch.processes decides precision and processes, engine.checkpoints holds the state that a
     # training resumes from, and engine.model.selftest runs the model before it is trained.
 }
-
-# Modules of these packages that count by their definitions: of each name that a stage imports, what it computes.
-SPECS = "snaketune.stages.specs"
-BY_DEFINITION = ("snaketune.config.", SPECS, "snaketune.stages.races", "snaketune.engine.preference_settings")
 
 
 def revision() -> str | None:
@@ -124,18 +120,12 @@ class Modules:
                 elif name.endswith(".py"):
                     self.files[f"{package}.{name.removesuffix('.py')}"] = Path(folder, name)
         self._syntax = cache(self._read)
-        self._settings = cache(self._read_settings)
         self._part = cache(self._describe)
 
     def digest(self, entry: str) -> str:
         """See `code_digest`."""
         shapeless = _shapeless(entry)
-        modules = self.shaping(entry)
-        parts = sorted({self._part(module, shapeless) for module in modules})
-        imports = [(module, imported) for module in modules for imported, _ in self._syntax(module)[1]]
-        # Of specs, a stage has its own alone, though modules that it shares with others name theirs.
-        settings = [imported for module, imported in imports if module == entry or imported.module != SPECS]
-        parts += sorted({*computing(settings, self._settings)})
+        parts = sorted({self._part(module, shapeless) for module in self.shaping(entry)})
         parts += [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in templates(entry)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -161,10 +151,6 @@ class Modules:
                 # Its __init__.py runs too when the module is imported.
                 waiting.append(package)
         return reached
-
-    def _read_settings(self, module: str) -> bytes | None:
-        """The source of a module that counts by its definitions; None for any other."""
-        return self.files[module].read_bytes() if module.startswith(BY_DEFINITION) else None
 
     def _read(self, module: str) -> tuple[str, list[tuple[Import, str]]]:
         """The digest of a module's syntax, and its imports, each with the module that it reads: `name` itself if that is

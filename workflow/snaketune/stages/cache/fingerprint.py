@@ -52,7 +52,7 @@ class Key:
     by: dict[str, str] = field(default_factory=dict)
 
 
-def fingerprint(key: Key, inputs: dict[str, list[str]], versions: dict[str, str | None] | None) -> str:
+def fingerprint(key: Key, inputs: dict[str, list[str]], versions: dict[str, str] | None) -> str:
     """The fingerprint, 32 hex digits. Args: versions: None if they don't count."""
     parts = {"stage": key.stage, "spec": key.spec, "inputs": inputs, "code": key.code, "device": key.device}
     return digest_json(parts | ({"versions": versions} if versions is not None else {}))[:32]

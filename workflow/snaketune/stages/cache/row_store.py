@@ -9,7 +9,8 @@ Files are named by the digest of their content, which is verified, and never cha
 concurrently without locks. A kept row costs 16 bytes and its value.
 """
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from snaketune.stages.cache.clean import ROWS
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.tables import read_table, write_table
 
+# A server writes a file of rows per second.
+FILES_PER_MERGE = 512
 SCHEMA = pa.schema({"digest": pa.binary(16), "value": pa.large_binary()})
 
 
@@ -83,6 +86,31 @@ class RowStore:
                 self._write(pa.concat_tables(map(read_table, parts)))
                 for path in set(parts) - set(self._added):
                     path.unlink(missing_ok=True)
+
+    def completed(
+        self, wanted: Iterable[bytes], compute: Callable[[list[bytes]], Iterable[dict[bytes, Any]]], what: str
+    ) -> tuple[dict[bytes, Any], list[bytes]]:
+        """The values of rows, kept as JSON; and the digests of those that weren't kept before. What was computed until an error
+        is kept, too.
+
+        Args:
+            compute: yields values of rows in batches, each of which is kept at once. It may leave out rows.
+            what: names the rows in messages.
+        """
+        digests = dict.fromkeys(wanted)
+        found = {digest: json.loads(value) for digest, value in self.find(digests).items()}
+        if found:
+            print(f"{len(found)} of {len(digests)} {what} are cached", flush=True)
+        missing = [digest for digest in digests if digest not in found]
+        try:
+            for files, values in enumerate(compute(missing) if missing else (), start=1):
+                found |= values
+                self.add({digest: json.dumps(value).encode() for digest, value in values.items()})
+                if files % FILES_PER_MERGE == 0:
+                    self.merge()
+        finally:
+            self.merge()
+        return found, missing
 
     def mark(self, work: WorkFolder) -> None:
         """Name the rows of unfinished work, which must not be cleaned away."""

@@ -4,10 +4,6 @@ Comments, docstrings, the declaration of a stage and the names of modules don't 
 without making results stale. Parsing all modules takes half a second, at every start of Snakemake and of each job, so CACHE
 holds by digest of a source the digest of its syntax, and its imports. It is beside what Python compiled of this module, so that
 results from elsewhere can't hide a change of the code.
-
-A stage imports models of settings for their values, which are in its spec. So of modules of settings only counts, by each name
-that a stage imports, what is computed from the values: the methods of these models, and constants and functions. A field, its
-default, its description and its validators count for no stage.
 """
 
 import ast
@@ -17,7 +13,6 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -31,8 +26,6 @@ PACKAGE = "snaketune"
 CACHE = Path(cache_from_source(__file__)).with_suffix(".json")
 # What may have a docstring.
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-# A name, the module that it is taken from, and whether it is only the type of a field.
-Used = tuple[str, str, bool]
 
 
 class Import(NamedTuple):
@@ -45,20 +38,15 @@ class Import(NamedTuple):
 
 @cache
 def syntax_of(source: bytes) -> tuple[str, tuple[Import, ...]]:
-    """The digest of a module's syntax tree, without its imports from the package, and these imports."""
-    digest, imports = parsed(source, _parse)
-    return digest, tuple(Import(*fields) for fields in imports)
-
-
-def parsed(source: bytes, parse: Callable[[bytes], Any]) -> Any:
-    """The result of `parse(source)`, a JSON value, from the cache if it is there."""
-    key = f"{_parser_version()}-{parse.__name__}-{xxhash.xxh3_128_hexdigest(source)}"
-    cached = _cache()
+    """The digest of a module's syntax tree, without its imports from the package, and these imports; from the cache if they are
+    there."""
+    key, cached = f"{_parser_version()}-{xxhash.xxh3_128_hexdigest(source)}", _cache()
     if key not in cached:
-        cached[key] = parse(source)
+        cached[key] = _parse(source)
         atexit.unregister(_write_cache)
         atexit.register(_write_cache)
-    return cached[key]
+    digest, imports = cached[key]
+    return digest, tuple(Import(*fields) for fields in imports)
 
 
 @cache
@@ -156,114 +144,3 @@ def shape(node: Any, imports: list[Import]) -> str:
 
 def _is_text(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
-class Definition(NamedTuple):
-    """What a module defines under one name.
-
-    Attributes:
-        digest: of its syntax; of a model, that of its methods, "" if it has none.
-        names: names of the module in this code.
-        types: of a model, the names of its bases and in the annotations of its fields.
-    """
-
-    digest: str
-    names: list[str]
-    types: list[str]
-
-
-def computing(imports: Iterable[Import], source_of: Callable[[str], bytes | None]) -> Iterator[str]:
-    """Yield the digests of all that imported names compute, and of what that uses in other modules.
-
-    Args:
-        source_of: the source of a module that is counted by its definitions; None for any other.
-    """
-    waiting: list[Used] = [(entry.name, entry.module, False) for entry in imports]
-    seen: set[Used] = set()
-    while waiting:
-        used = name, module, as_type = waiting.pop()
-        if used in seen or (source := source_of(module)) is None:
-            continue
-        seen.add(used)
-        defined, imported = definitions_of(source)
-        if name in imported:
-            waiting.append((imported[name].name, imported[name].module, as_type))
-        for definition in defined.get(name, ()):
-            is_model = bool(definition.types)
-            if definition.digest and (is_model or not as_type):
-                yield definition.digest
-            # An alias of types leads to them; its own text, such as the choices of a key, decides about values.
-            waiting += [(other, module, as_type and not is_model) for other in definition.names]
-            waiting += [(other, module, True) for other in definition.types]
-
-
-@cache
-def definitions_of(source: bytes) -> tuple[dict[str, list[Definition]], dict[str, Import]]:
-    """The definitions at the top of a module by name, and its imports from the package by the names that it binds."""
-    defined, imports = parsed(source, _define)
-    definitions = {name: [Definition(*fields) for fields in entries] for name, entries in defined.items()}
-    return definitions, {fields[2]: Import(*fields) for fields in imports}
-
-
-def _define(source: bytes) -> tuple[dict[str, list[Definition]], list[Import]]:
-    tree = ast.parse(source)
-    imports: list[Import] = []
-    defined: dict[str, list[Definition]] = {}
-    shape(tree, imports)
-    for node in tree.body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            continue
-        if isinstance(node, ast.ClassDef):
-            names, definition = [node.name], _of_class(node)
-        else:
-            names, definition = _bound(node), _of_code(node)
-        for name in names:
-            defined.setdefault(name, []).append(definition)
-    return defined, imports
-
-
-def _bound(node: ast.stmt) -> list[str]:
-    """The names that a statement defines; for a loop or a call, all names in it."""
-    match node:
-        case ast.FunctionDef(name=name):
-            return [name]
-        case ast.Assign(targets=targets):
-            return _names_in(targets)
-        case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
-            return _names_in([target])
-    return _names_in([node])
-
-
-def _of_code(*nodes: ast.AST, types: Iterable[ast.AST] = ()) -> Definition:
-    text = " ".join(shape(node, []) for node in nodes)
-    digest = hashlib.sha256(text.encode()).hexdigest() if text else ""
-    return Definition(digest, _names_in(nodes), _names_in(types))
-
-
-def _of_class(node: ast.ClassDef) -> Definition:
-    """The definition of a class; one that has no bases or is decorated, such as a dataclass, is no model."""
-    if node.decorator_list or not node.bases or ast.unparse(node.bases[0]) == "NamedTuple":
-        return _of_code(node)
-    fields = [
-        statement
-        for statement in node.body
-        if isinstance(statement, ast.AnnAssign) and "ClassVar" not in ast.unparse(statement.annotation)
-    ]
-    computing = [statement for statement in node.body if statement not in fields and not _reads_values(statement)]
-    return _of_code(*computing, types=[*node.bases, *(statement.annotation for statement in fields)])
-
-
-def _reads_values(node: ast.stmt) -> bool:
-    """Whether a part of a model decides how values are read, which the spec then holds; or is a docstring."""
-    match node:
-        case ast.FunctionDef(decorator_list=[*decorators]):
-            return any("validator" in ast.unparse(decorator) for decorator in decorators)
-        case ast.Assign(targets=[ast.Name(id="model_config")]) | ast.Expr(value=ast.Constant()):
-            return True
-        case ast.Assign(value=ast.Call(func=ast.Call(func=ast.Name(id="field_validator")))):
-            return True
-    return False
-
-
-def _names_in(nodes: Iterable[ast.AST]) -> list[str]:
-    return sorted({part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)})

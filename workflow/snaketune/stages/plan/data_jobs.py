@@ -14,6 +14,7 @@ from snaketune.config.base import Model
 from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.lora import Lora
 from snaketune.config.model_files import model_files
+from snaketune.config.named_entries import first_run
 from snaketune.config.packing import Packing, TrainOn
 from snaketune.config.reward_runs import Reward, Run
 from snaketune.config.task_files import task_files
@@ -104,12 +105,6 @@ class Weights:
 def sft_below(config: Workflow, name: str, run: Run) -> str:
     """The SFT run that a run of this name is, or starts from."""
     return name if isinstance(run, Sft) else config.sft_below(run)
-
-
-def first_run(config: Workflow, sft: str) -> str:
-    """The first SFT run of the chain of `use_base` that ends in this one; for a snapshot, that of its run."""
-    previous = config.sft[sft].continues
-    return first_run(config, previous) if previous else sft.partition("@")[0]
 
 
 def base_of(config: Workflow, sft: str) -> Pretrained | Scratch:

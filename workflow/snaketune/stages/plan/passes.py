@@ -4,9 +4,11 @@ one job, or parts in parallel and a job that gathers them."""
 from typing import Any
 
 from snaketune.config.base_models import Pretrained
+from snaketune.config.named_entries import sft_of
 from snaketune.config.operation import Execution
-from snaketune.stages.job import Job
-from snaketune.stages.plan.data_jobs import Context, Weights
+from snaketune.config.workflow import Workflow
+from snaketune.stages.job import Job, short_digest
+from snaketune.stages.plan.data_jobs import Context, Weights, trusts_remote_code
 from snaketune.stages.plan.training_jobs import run_job, weights_of
 from snaketune.stages.specs import FrozenSpec
 
@@ -18,23 +20,38 @@ def named_weights(context: Context, model: Pretrained | str) -> Weights:
     return weights_of(context, context.config.run_of(model), run_job(context, model))
 
 
+def allows_code_of(config: Workflow, model: Pretrained | str) -> bool:
+    """Whether the config allows running the code that comes with such a model."""
+    if isinstance(model, Pretrained):
+        return model.trust_remote_code
+    return trusts_remote_code(config, sft_of(config, *model.split(":")))
+
+
 def plan_pass(
     context: Context,
     stages: tuple[str, str],
-    name: str,
+    of: str,
     specs: tuple[FrozenSpec, type[FrozenSpec]],
+    weights: Weights,
+    pack: Job,
+    tokenizer: tuple[Job, ...],
     parts: int,
     operation: Execution,
     after: tuple[Job, ...] = (),
-    **inputs: Any,
 ) -> Job:
-    """Plan a pass and return its job.
+    """Plan a pass, unless an earlier run has planned it, and return its job.
 
     Args:
         stages, specs: of the whole, and of one of its parts.
-        inputs: `artifacts` and `files`, which the parts read too.
+        of: what it is named after besides the pack: `NAME` of an SFT run or of a teacher, or `dpo:NAME`.
+        tokenizer: that of the rows, if the pass reads one.
     """
     (whole, part_stage), (spec, part_spec) = stages, specs
+    name = f"{of.removeprefix('dpo:')}-{pack.name}-{short_digest(spec, of, pack.name)}"
+    if job := context.jobs.get((whole, name)):
+        return job
+    artifacts = weights.artifacts | {"pack": (pack,), "tokenizer": tokenizer}
+    inputs: dict[str, Any] = {"artifacts": artifacts, "files": {"base": weights.files}}
     planned = tuple(
         context.plan(
             part_stage,

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from snaketune.config.base_models import Pretrained, Scratch
+from snaketune.config.base_models import Pretrained
 from snaketune.config.distillation import DistillLoss
 from snaketune.config.evaluations import Evaluation
 from snaketune.config.held_out import snapshot_name
-from snaketune.config.lineage import wave_of
+from snaketune.config.lineage import waves
 from snaketune.config.losses import PreferenceLoss
+from snaketune.config.named_entries import first_run
 from snaketune.config.operation import Execution
 from snaketune.config.reward_runs import Reward, Run
 from snaketune.config.training_runs import Dpo, Learning, Sft, Training, snapshots_of
@@ -21,7 +22,6 @@ from snaketune.stages.plan.data_jobs import (
     cached,
     corpus_job,
     corpus_of,
-    first_run,
     kind_of,
     lora_of,
     pack_name,
@@ -179,22 +179,6 @@ def _below_adapter(context: Context, run: Run) -> Weights:
     return start_of(context, run)
 
 
-def base_of_start(config: Workflow, run: Run) -> Pretrained | Scratch | None:
-    """`start_of(...).base`, without planning the trainings before."""
-    if not run.start:
-        return run.base  # pyrefly: ignore[missing-attribute]
-    if run.lora == "continued":
-        return base_of_start(config, config.run_of(run.start))
-    return base_of_model(config, run.start)
-
-
-def base_of_model(config: Workflow, model: str) -> Pretrained | Scratch | None:
-    """The base model below the adapter of `sft:NAME` or `dpo:NAME`; None if that is a complete model."""
-    run = config.run_of(model)
-    lora = lora_of(config, run)
-    return None if lora is None or lora.merge else base_of_start(config, run)
-
-
 def calibrate_job(context: Context, name: str, run: Run, spec: TrainingSpec) -> Job:
     """The job that measures the training of a run of this name, and similar ones. Args: spec: of the training."""
     config, sft = context.config, sft_below(context.config, name, run)
@@ -257,7 +241,12 @@ def run_wave(context: Context, run: Run) -> int:
     """How often models are sampled before a run can be trained; runs of a wave are checked together."""
     entries = [f"corpora.{run.corpus}", f"tokenizers.{context.config.tokenizer_of(run)}"]
     entries += [run.start.replace(":", ".", 1)] if run.start else []
-    return max(wave_of(context.config, entry) for entry in entries)
+    return max(_waves(context)[entry] for entry in entries)
+
+
+@cached
+def _waves(context: Context) -> dict[str, int]:
+    return waves(context.config)
 
 
 def family_of(context: Context, name: str, run: Run) -> str:
@@ -295,7 +284,7 @@ def preflight_job(context: Context, family: str, wave: int) -> Job:
         checked.setdefault(canonical(spec.model_copy(update={"key": ""})), spec)
     models = {key.replace(".", ":", 1) for key in runs} | {f"base:{key[4:]}" for key in runs if key.startswith("sft.")}
     # Later ones are of models that this job waits for.
-    there = {corpus for corpus in config.corpora if wave_of(config, f"corpora.{corpus}") <= wave}
+    there = {corpus for corpus in config.corpora if _waves(context)[f"corpora.{corpus}"] <= wave}
     evaluations = tuple(
         _evaluation_spec(config, name, evaluation, evaluated, there)
         for name, evaluation in sorted(config.eval.items())

@@ -8,6 +8,8 @@ fingerprint.
 import math
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -27,7 +29,8 @@ from snaketune.models.adapter_stack import AdapterStack
 from snaketune.packing.reader import open_rows
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.specs import CalibrateSpec, RewardSpec, SftSpec
+from snaketune.stages.specs import CalibrateSpec, DpoSpec, RewardSpec
+from snaketune.tracking.curves import TrackedRun
 from snaketune.training.autotune.batch_plan import (
     CURVE,
     OUT_OF_MEMORY,
@@ -52,7 +55,9 @@ from snaketune.training.launch.worker import is_main_process
 from snaketune.training.pair_rows import pair_rows
 from snaketune.training.pipeline import examine_machine, ready_trainer, refuse_unfit_machine
 from snaketune.training.prepared import PreparedTraining, TrainingRun
+from snaketune.training.prepared_dpo import preference_settings
 from snaketune.training.prepared_reward import reward_training
+from snaketune.training.prepared_sft import sft_loss
 from snaketune.training.trl_trainer import RawRows, RawTrainer
 
 GB = 1e9
@@ -60,11 +65,23 @@ GB = 1e9
 MEMORY_SHARE = 0.8
 
 
-def measure_curve(
-    spec: CalibrateSpec, work: WorkFolder, *, operation: Execution, pack: Artifact, tokenizer: Artifact
+def build(
+    spec: CalibrateSpec,
+    work: WorkFolder,
+    *,
+    operation: Execution,
+    pack: Artifact,
+    tokenizer: Artifact,
+    base: list[Path],
+    tracked: TrackedRun | None = None,
 ) -> Outcome:
     """Write `curve.json` to `work.payload`; SnaketuneError if no batch plan fits in memory, or the training can't run on
-    this machine."""
+    this machine.
+
+    Args:
+        base: not read, as the spec has its path.
+        tracked: not used; a calibration isn't tracked.
+    """
     tokenizer.files()
     runner = TrialRunner(spec, _prepare(spec, pack, tokenizer, TrainingRun.of(spec.run, operation, work)))
     trials = search(runner.rows, spec.gradient_checkpointing, runner.measure, runner.is_worthwhile)
@@ -221,10 +238,11 @@ def _prepare(spec: CalibrateSpec, pack: Artifact, tokenizer: Artifact, run: Trai
     initial, in_memory = AdapterStack(base=spec.base, tokenizer=tokenizer.folder), run.operation.load_in_memory
     if isinstance(spec.run, RewardSpec):
         return reward_training(run, initial, pack, held_out=False)
-    trained = {"run": run, "initial": initial}
-    if not isinstance(spec.run, SftSpec):
-        rows = pair_rows(pack, None, in_memory)
-        return PreparedTraining(trainer_class=DpoTrainer, rows=rows, **trained).with_kernel()
+    trained: dict[str, Any] = {"run": run, "initial": initial}
+    if isinstance(spec.run, DpoSpec):
+        rows, loss = pair_rows(pack, None, in_memory), {"settings": preference_settings(spec.run)}
+        return PreparedTraining(trainer_class=DpoTrainer, rows=rows, loss=loss, **trained).with_kernel()
+    trained["loss"] = sft_loss(spec.run)
     if pack.manifest.get("format_version") in FORMAT_VERSIONS["sft"]:
         rows = open_rows(pack, "train", in_memory)
         return PreparedTraining(trainer_class=SftTrainer, rows=rows, **trained).with_kernel()

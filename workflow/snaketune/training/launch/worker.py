@@ -41,7 +41,7 @@ def build_stage(job: LoadedJob, work: WorkFolder) -> None:
     # An orphaned worker may still write there. Only the main process locks: if all did, they would wait for each other.
     with lock if is_main_process() else nullcontext() as lease:
         work = replace(work, lease=lease)
-        build = import_module(job.stage.module).build
+        build = import_module(job.stage.code).build
         outcome = build(job.spec, work, operation=job.operation, tracked=tracked, **job.arguments)
         if is_main_process():
             work.check_held()

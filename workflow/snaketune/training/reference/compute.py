@@ -8,6 +8,8 @@ stays unmerged for both splits.
 """
 
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -22,7 +24,7 @@ from snaketune.stages.cache.row_store import RowStore
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.findings import report_findings
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.specs import RefPassSpec
+from snaketune.stages.specs import RefLogpsSpec, RefPassSpec
 from snaketune.tables import write_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.autotune.machine_check import library_findings
@@ -32,13 +34,23 @@ from snaketune.training.reference.logps_table import FILE, check_finite, schema,
 from snaketune.training.reference.pair_logps import PairLogps, logps_table
 
 
-def compute_logps(reference: FrozenModel, work: WorkFolder, pack: Artifact) -> Outcome:
-    """Write `logps.arrow` of the pairs, or of the part of them that the spec names, to `work.payload`.
+def build(
+    spec: RefPassSpec | RefLogpsSpec,
+    work: WorkFolder,
+    *,
+    pack: Artifact,
+    model: Sequence[Artifact] = (),
+    base_layers: Sequence[Artifact] = (),
+    tokenizer: Sequence[Artifact] = (),
+    base: Sequence[Path] = (),
+) -> Outcome:
+    """Write `logps.arrow` of the pairs, or of the part of them that the spec names, to `work.payload`; the inputs are those of
+    `ref_logps`.
 
     Raises:
         SnaketuneError: a log-probability isn't finite, or an external model has another vocabulary.
     """
-    spec = reference.spec
+    reference = FrozenModel(spec, (*model, *base_layers), tokenizer)
     # One of several equal ranges of rows, from 1.
     part, parts = (spec.part, spec.parts) if isinstance(spec, RefPassSpec) else (1, 1)
     for result in (*reference.results, *reference.tokenizer):

@@ -4,6 +4,7 @@ forward pass (`training.reference.compute`) in this job, or in several jobs whos
 DPO runs that differ only in beta, loss or learning rate share the result, and no DPO run loads a reference model.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,23 +19,37 @@ from snaketune.packing.reader import documents
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.job import result_at
 from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import RefLogpsSpec
 from snaketune.tables import read_table, write_table
 from snaketune.training.reference import logps_table as logps
-from snaketune.training.reference.compute import compute_logps
+from snaketune.training.reference.compute import build as compute_logps
 from snaketune.training.reference.frozen_model import FrozenModel
 
 
-def gather_logps(reference: FrozenModel, work: WorkFolder, pack: Artifact, operation: Execution | None) -> Outcome:
+def build(
+    spec: RefLogpsSpec,
+    work: WorkFolder,
+    *,
+    pack: Artifact,
+    model: Sequence[Artifact] = (),
+    base_layers: Sequence[Artifact] = (),
+    tokenizer: Sequence[Artifact] = (),
+    base: Sequence[Path] = (),
+    operation: Execution | None = None,
+) -> Outcome:
     """Write `logps.arrow` to `work.payload`.
 
     Args:
+        model, base_layers: the reference's result, and the base layers of one that is an adapter alone.
+        tokenizer: tokenizer of the pairs; only for an external reference, which `spec.base` names.
+        base: folder of a local base model; unused, as `spec` has its path.
         operation: with the pattern of the parts' manifests, if there are parts.
     Raises:
         SnaketuneError: a log-probability isn't finite, or parts are missing or belong to another reference.
     """
     if operation is None or not operation.parts:
-        return compute_logps(reference, work, pack)
-    spec, parts = reference.spec, parts_of(reference, pack, operation)
+        return compute_logps(spec, work, pack=pack, model=model, base_layers=base_layers, tokenizer=tokenizer)
+    parts = parts_of(FrozenModel(spec, (*model, *base_layers), tokenizer), pack, operation)
     columns = logps.schema(spec.token_logps)
     tables = [read_table(part.file(logps.FILE)).select(columns.names) for part in parts]
     table = logps.sort_rows(pa.concat_tables([columns.empty_table(), *tables]))

@@ -6,6 +6,7 @@ train.arrow, held_out.arrow    `engine.distillation.SCHEMA`, a row for each row 
 import time
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,14 +81,31 @@ class TopTokens:
         return np.frombuffer(value, "<f4", n), ids, np.frombuffer(value, "<f2", offset=4 * n + 4 * n * k)
 
 
-def compute_teacher(teacher: FrozenModel, tokenizer: Artifact, work: WorkFolder, pack: Artifact) -> Outcome:
+def build(
+    spec: TeacherSpec,
+    work: WorkFolder,
+    *,
+    pack: Artifact,
+    tokenizer: Artifact,
+    model: Sequence[Artifact] = (),
+    base_layers: Sequence[Artifact] = (),
+    base: Sequence[Path] = (),
+    operation: Execution | None = None,
+) -> Outcome:
     """Write the tables of the rows of a pack, or of the part of them that the spec names, to `work.payload`.
 
+    Args:
+        tokenizer: of the rows.
+        model, base_layers: the teacher's result, and the base layers of one that is an adapter alone; none if `spec.base` is
+            the teacher.
+        operation: with the pattern of the parts' manifests, if there are parts.
     Raises:
         SnaketuneError: a value isn't finite, or the teacher has other tokens.
     """
-    spec = teacher.spec
-    assert isinstance(spec, TeacherSpec)
+    results = (*model, *base_layers)
+    teacher = FrozenModel(spec, results, () if results else (tokenizer,))
+    if operation and operation.parts:
+        return _gathered(teacher, work, pack, operation)
     part, parts = (spec.part, spec.parts) if isinstance(spec, TeacherPassSpec) else (1, 1)
     for result in (*teacher.results, tokenizer):
         result.files()
@@ -161,12 +179,7 @@ def _write(work: WorkFolder, split: str, tables: Iterable[pa.Table]) -> None:
             writer.write_table(table, max_chunksize=ROWS_PER_BATCH)
 
 
-def gather_teacher(
-    teacher: FrozenModel, tokenizer: Artifact, work: WorkFolder, pack: Artifact, operation: Execution | None
-) -> Outcome:
-    """Write the tables, computed here or in parts. Args: operation: with the pattern of the parts' manifests, if any."""
-    if operation is None or not operation.parts:
-        return compute_teacher(teacher, tokenizer, work, pack)
+def _gathered(teacher: FrozenModel, work: WorkFolder, pack: Artifact, operation: Execution) -> Outcome:
     parts = parts_of(teacher, pack, operation)
     numbered = sorted(parts, key=lambda part: part.manifest["spec"]["part"])
     for split in SPLITS:

@@ -1,12 +1,13 @@
-"""The measures of the score tables, evaluation.csv and evaluation.json, from the scores of all models."""
+"""The measures of model cards, of the report's score tables and of evaluation.csv, from the scores of models."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from snaketune.evaluation.score_intervals import SHARES
-from snaketune.report.data.results import ScoredModel, unique
-from snaketune.report.text import clean, decimal, duration, percent, short, whole
+from snaketune.publishing.results import is_number
+from snaketune.publishing.scored_models import ScoredModel
+from snaketune.text import clean, decimal, duration, percent, short, whole
 
 # Name, unit and direction of each score of preferences.
 PREFERENCES = {
@@ -19,9 +20,14 @@ PREFERENCES = {
     "rejected_logp_nats": ("rejected log-prob", "nats", 0),
     "chosen_reward_nats": ("chosen reward, without beta", "nats", 0),
     "rejected_reward_nats": ("rejected reward, without beta", "nats", 0),
+    # Of reward models, besides their reward accuracy.
+    "reward_margin": ("reward margin", "", 0),
+    "chosen_reward": ("chosen reward", "", 0),
+    "rejected_reward": ("rejected reward", "", 0),
+    "calibration_error": ("calibration error", "share", -1),
 }
 # Measures that are also shown for the pairs of each source.
-BY_SOURCE = ("logp_accuracy_per_token", "reward_accuracy", "reward_margin_nats")
+BY_SOURCE = ("logp_accuracy_per_token", "reward_accuracy", "reward_margin_nats", "reward_margin")
 FORMATS: dict[str, Callable[[float | None], str]] = {
     "share": percent, "nats": decimal, "": decimal, "tokens": decimal, "count": whole, "seconds": duration, "rate": short
 }  # fmt: skip
@@ -33,6 +39,7 @@ class Measure:
 
     Attributes:
         path: Its path in scores.json.
+        key: Its path below the corpus or task.
         on: The corpus or task that it was measured on.
         better: 1 if higher is better, -1 if lower is better, 0 if neither.
         values: By model; None where it wasn't measured.
@@ -41,6 +48,7 @@ class Measure:
     """
 
     path: str
+    key: str = ""
     on: str
     name: str
     unit: str
@@ -48,6 +56,11 @@ class Measure:
     values: dict[str, float | None]
     intervals: dict[str, list[float]] = field(default_factory=dict)
     detail: bool = False
+
+    @property
+    def label(self) -> str:
+        """The name with its unit."""
+        return f"{self.name}, {self.unit}" if self.unit in ("nats", "tokens") else self.name
 
     def shown(self, model: str) -> str:
         return FORMATS[self.unit](self.values.get(model))
@@ -81,7 +94,7 @@ def measures(models: list[ScoredModel], where: str = "") -> list[Measure]:
     for section, kinds in sections.items():
         entries = {scored.model: scored.scores.get(section) or {} for scored in models}
         by_task = {scored.model: scored.scores.get("task_intervals") or {} for scored in models}
-        for on in unique(key for by_name in entries.values() for key in by_name):
+        for on in dict.fromkeys(key for by_name in entries.values() for key in by_name):
             here = {model: by_name.get(on) or {} for model, by_name in entries.items()}
             for path, name, unit, better in kinds(list(here.values())):
                 *parents, key = path
@@ -90,19 +103,25 @@ def measures(models: list[ScoredModel], where: str = "") -> list[Measure]:
                 if section == "tasks":
                     written = {model: at_keys(by_task[model], [on]).get(key) or written[model] for model in written}
                 values = {model: entry.get(key) for model, entry in measured.items()}
+                values = {model: value if is_number(value) else None for model, value in values.items()}
                 if any(value is not None for value in values.values()):
                     measure = Measure(
                         path=".".join((section, on, *path)),
+                        key=".".join(path),
                         on=f"{clean(on)}{where}",
                         name=name,
                         unit=unit,
                         better=better,
                         values=values,
-                        intervals={model: bounds for model, bounds in written.items() if bounds},
+                        intervals={model: bounds for model, bounds in written.items() if _is_interval(bounds)},
                         detail="by_task" in parents or "by_source" in parents,
                     )
                     found.append(measure)
     return found
+
+
+def _is_interval(bounds: Any) -> bool:
+    return isinstance(bounds, list) and len(bounds) == 2 and all(map(is_number, bounds))
 
 
 # Path below the corpus or task, name, unit and direction.
