@@ -10,7 +10,7 @@ from benchmarks.alone import losses_alone
 from benchmarks.families.examine import CPU
 from benchmarks.families.tiny import VOCABULARY, tiny_config, tiny_model
 
-from snaketune.engine.model import fused_cross_entropy, kernels
+from snaketune.engine.model import fused_cross_entropy
 from snaketune.engine.model.batches import collate
 from snaketune.engine.model.kernels import SEPARATE
 from snaketune.engine.model.logprobs import completion_logprobs, pair_logprobs, token_losses
@@ -72,11 +72,6 @@ def test_windows_reach_up_the_tree(window, kernel):
 
 def test_one_key_head_for_all_query_heads():
     same_as_alone(tiny_config("qwen2", num_key_value_heads=1), "sdpa")
-
-
-def test_keys_are_gathered_along_the_path_where_blocks_are_unsupported(monkeypatch):
-    monkeypatch.setattr(kernels, "can_attend", lambda *_: False)
-    same_as_alone(tiny_config("qwen2"), "sdpa")
 
 
 @pytest.mark.parametrize(

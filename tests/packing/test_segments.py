@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snaketune.engine.model.cpu_attention import attention_blocks
 from snaketune.engine.packing.segments import layout, mask, varlen_keys
 from snaketune.errors import SnaketuneError
 
@@ -60,28 +59,6 @@ def test_parents_and_positions_follow_from_the_mask(made):
         assert batch.positions[token] == (0 if free[token] else len(seen) - 1)
         assert seen[-1] == token
         assert batch.parents[token] == (seen[-2] if len(seen) > 1 else -1)
-
-
-@given(rows())
-def test_cpu_attention_covers_exactly_the_mask_and_each_key_once(made):
-    batch = layout_from(made)
-    found = attention_blocks(batch)
-    seen = np.zeros((batch.tokens, batch.tokens), int)
-    for piece in found:
-        queries, keys = piece.stop - piece.start, piece.key_stop - piece.key_start
-        block = np.tri(queries) if piece.causal else np.ones((queries, keys))
-        seen[piece.start : piece.stop, piece.key_start : piece.key_stop] += block.astype(int)
-    assert (seen == mask(batch)).all()
-    # Sums begin with a token's own piece.
-    assert sorted(token for p in found if p.causal for token in range(p.start, p.stop)) == list(range(batch.tokens))
-    assert sorted(found, key=lambda piece: not piece.causal) == list(found)
-
-
-def test_siblings_with_one_prefix_are_one_piece_and_ancestors_end_to_end_are_another():
-    siblings = layout([[6, 2, 3]], [[0, 4, 4]], row_lengths=[11])
-    assert [tuple(piece)[:4] for piece in attention_blocks(siblings) if not piece.causal] == [(6, 11, 0, 4)]
-    chain = layout([[6, 2, 3]], [[0, 6, 7]], row_lengths=[11], prefix_segments=[[0, 0, 1]])
-    assert [tuple(piece)[:4] for piece in attention_blocks(chain) if not piece.causal] == [(6, 8, 0, 6), (8, 11, 0, 7)]
 
 
 @given(rows())

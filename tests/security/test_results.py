@@ -13,7 +13,6 @@ from safetensors.numpy import save_file
 from snaketune.artifacts.manifest import read_artifact, write_manifest
 from snaketune.engine.checkpoints import mark_complete
 from snaketune.engine.model import compiling
-from snaketune.engine.model.self_test_record import SelfTestRecord
 from snaketune.errors import SnaketuneError
 from snaketune.files import write_json
 from snaketune.stages.cache.clean import clean
@@ -182,7 +181,6 @@ def test_files_get_exactly_the_rights_that_the_user_gives(tmp_path, mask):
             save_file({"a": numpy.zeros(1)}, folder / "model.safetensors")
             (folder / "config.json").write_text("{}")
         mark_complete(checkpoint, work.check_held)
-        SelfTestRecord(work.root / ".self-tests/abc").write(0.5)
         RowStore(work.root, {}).add({b"sixteen bytes...": b"value"})
         return Outcome()
 

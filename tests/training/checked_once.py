@@ -12,7 +12,7 @@ from snaketune.engine.packing.rows import PackedRows
 from snaketune.models import memory
 from snaketune.models.memory import TracedModel
 
-first_passing = selftest._first_passing
+check_kernel_again = selftest.check_kernel
 TRACED: dict[tuple[Any, ...], TracedModel | None] = {}
 PASSED: dict[tuple[Any, ...], SelfTest] = {}
 # Entries of a config that say where it came from.
@@ -31,16 +31,14 @@ def trace_model(config: PretrainedConfig, compute: Compute, *, batch: Any, **set
     return TRACED[key]
 
 
-def self_test(
-    model: PreTrainedModel, packs: Sequence[PackedRows], compute: Compute, training: bool, synthetic_only: bool
-) -> SelfTest:
-    """Test a model as `selftest` does; a test that passed isn't repeated on other weights and rows."""
+def check_kernel(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Compute, *, training: bool) -> SelfTest:
+    """Do what `selftest.check_kernel` does; a test that passed isn't repeated on other weights and rows."""
     prefixes = not packs or any(rows.has_prefixes for rows in packs)
     key = (type(model), *kind_of(model.config), compute, training, prefixes)
     if key in PASSED:
         return selftest._allow(model, compute, prefixes, PASSED[key].share)
-    tested = first_passing(model, packs, compute, training, synthetic_only)
+    tested = check_kernel_again(model, packs, compute, training=training)
     # Mixers are set up by the test itself.
-    if tested.compute == compute and not tested.mixers and not synthetic_only:
+    if not tested.mixers:
         PASSED[key] = tested
     return tested

@@ -14,7 +14,6 @@ from snaketune.engine.model import logprobs
 from snaketune.engine.model.selftest import self_test
 from snaketune.engine.packing.units import UnitRows, find_units
 from snaketune.packing.reader import open_rows
-from snaketune.stages.cache.row_store import RowStore
 from snaketune.training.reference import compute
 from snaketune.training.reference import gather as ref_logps
 from snaketune.training.reference.logps_table import FILE
@@ -48,7 +47,7 @@ def test_after_a_change_the_changed_pairs_are_computed_and_the_bytes_are_those_o
     count, spec = 100, SPEC.model_copy(update={"token_logps": with_tokens})
     model = model_in(tmp_path / "model", tokenizer)
     _, cold = reference(tmp_path / "warm", changed(tmp_path / "0", tokenizer, count, range(0)), model, spec)
-    assert cold.run["tokens_computed"] == cold.run["tokens"] and cold.run["reused_difference"] is None
+    assert cold.run["tokens_computed"] == cold.run["tokens"]
     counted, computed = [], logprobs.token_losses
 
     def counting(model, batch):
@@ -72,7 +71,6 @@ def test_after_a_change_the_changed_pairs_are_computed_and_the_bytes_are_those_o
         assert warm.run["tokens_computed"] <= most * warm.run["tokens"]
         # Batches of less than LEAST_ROWS supervised tokens are filled up.
         assert warm.run["tokens_computed"] <= sum(counted) <= warm.run["tokens_computed"] + 65 * len(counted)
-        assert warm.run["reused_difference"] == (0.0 if most else None)
         assert warm.run["pairs_computed"] >= least
 
 
@@ -98,29 +96,6 @@ def test_the_bits_of_a_unit_do_not_depend_on_the_other_units_of_its_batch(tmp_pa
             some = [unit for number in numbers for unit in apart.groups[number]]
             for digest, value in values.encode(some, batch, losses_N).items():
                 assert alone.setdefault(digest, value) == value
-
-
-def test_reused_values_of_another_computation_are_found_out(tmp_path, tokenizer, capsys):
-    model = model_in(tmp_path / "model", tokenizer)
-    reference(tmp_path / "warm", changed(tmp_path / "0", tokenizer, 24, range(0)), model)
-    pack = changed(tmp_path / "1", tokenizer, 24, range(0, 24, 12))
-    # Values that are intact, and wrong.
-    for path in (tmp_path / "warm/.rows").glob("*/*.arrow"):
-        store, rows = RowStore(tmp_path / "other", {}), {}
-        path.unlink()
-        for split in ("train", "held_out"):
-            packed = open_rows(pack, split)
-            for unit in find_units(packed, range(len(packed)), compute.documents(pack, split)):
-                sums, counts = np.full(2 * len(unit.pairs), -1e4), np.ones(2 * len(unit.pairs), np.int32)
-                rows[unit.digest] = sums.tobytes() + counts.tobytes() + np.full(len(counts), -1e4, np.float32).tobytes()
-        first = sorted(rows)[: len(rows) // 2]
-        store.folder = path.parent
-        store.add({digest: rows[digest] for digest in first})
-    resumed, outcome = reference(tmp_path / "warm", pack, model)
-    cold, _ = reference(tmp_path / "cold", pack, model)
-    assert resumed.equals(cold)
-    assert "nats per token: all are computed again" in capsys.readouterr().out
-    assert outcome.run["reused_difference"] > 100
 
 
 def test_a_pass_killed_after_a_change_continues_and_parts_reuse_what_one_job_computed(

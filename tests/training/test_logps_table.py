@@ -12,17 +12,20 @@ import pytest
 import torch
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.base_models import Pretrained
-from snaketune.config.lora import Lora, Quantization
-from snaketune.config.training_runs import Training
 from snaketune.engine.model.devices import resolve_compute
 from snaketune.engine.model.kernels import KERNELS
 from snaketune.engine.reference_check import ROUNDING, check_policy_is_reference
 from snaketune.errors import SnaketuneError
-from snaketune.stages.specs import DpoSpec, RefLogpsSpec
+from snaketune.stages.specs import RefLogpsSpec
 from snaketune.tables import write_table
 from snaketune.training.reference.cache_key import KERNEL_FAMILIES
-from snaketune.training.reference.logps_table import check_ref_logps, is_comparable, read_ref_logps, schema, sort_rows
+from snaketune.training.reference.logps_table import (
+    check_computed_alike,
+    is_comparable,
+    read_ref_logps,
+    schema,
+    sort_rows,
+)
 from tests.models.conftest import CPU
 from tests.stages.demo_jobs import job_of
 
@@ -43,13 +46,13 @@ def artifact(folder, columns: dict | None = None, spec: RefLogpsSpec = SPEC, **m
     logps.mkdir()
     write_table(logps / "logps.arrow", pa.table(columns, schema=schema("token_logps" in columns)))
     facts = {"inputs": {"model": ["m"], "base_layers": ["b"], "pack": ["r"]}, "spec": spec.model_dump(mode="json")}
-    facts |= {"dtype": "float32", "weights_dtype": "float32", "kernel": "sdpa"} | manifest
+    facts |= {"stage": "ref_logps", "dtype": "float32", "weights_dtype": "float32", "kernel": "sdpa"} | manifest
     return Artifact(folder / "manifest.json", {**facts, "payload": describe_files(logps), "records": {}}, logps)
 
 
 class Named:
     def __init__(self, content):
-        self.content, self.provenance = content, {"pairs": content}
+        self.content = content
 
 
 def test_values_are_read_by_pair_and_split(tmp_path):
@@ -102,15 +105,7 @@ def test_a_pair_without_one_of_its_completions_is_an_error(tmp_path):
         read_ref_logps(artifact(tmp_path, {key: column[1:] for key, column in ROWS.items()}), "train")
 
 
-def run(**changes) -> DpoSpec:
-    training = Training(learning_rate=0.1)
-    run_settings = {"loss": "sigmoid", "beta": 0.1, "label_smoothing": 0.0, "lora": None, "quantization": None}
-    return DpoSpec(**(run_settings | {"training": training, "trust_remote_code": False} | changes))
-
-
-HERE = {"spec": run(), "model": [Named("m"), Named("b")], "pack": Named("r"), "compute": CPU, "share_kernels": False}
-BF16 = replace(CPU, dtype=torch.bfloat16)
-OTHER = Pretrained(path="another/model", revision="f00")
+HERE = {"compute": CPU, "model": [Named("m"), Named("b")], "pairs": "r", "share_kernels": False}
 
 
 @pytest.mark.parametrize(
@@ -119,64 +114,35 @@ OTHER = Pretrained(path="another/model", revision="f00")
         ("model", {"model": [Named("other"), Named("b")]}),
         ("model", {"model": [Named("m"), Named("other")]}),
         ("model", {"model": [Named("m")]}),
-        ("pairs", {"pack": Named("other")}),
-        ("dtype", {"compute": BF16}),
-        ("weights_dtype", {"compute": BF16, "spec": run(lora=Lora())}),
+        ("pairs", {"pairs": "other"}),
+        ("dtype", {"compute": replace(CPU, dtype=torch.bfloat16)}),
         ("kernel", {"compute": replace(CPU, kernel="varlen")}),
-        ("quantization", {"spec": run(lora=Lora(), quantization=Quantization())}),
-        ("adapter unmerged", {"spec": run(lora=Lora(), continued=True)}),
-        ("reference", {"spec": run(reference=OTHER)}),
     ],
 )
 def test_another_references_artifact_is_refused_with_the_difference(tmp_path, what, here):
     made = artifact(tmp_path)
-    check_ref_logps(made, **HERE)
-    with pytest.raises(SnaketuneError, match=rf"{what}: .*&& rm .*manifest.json && snakemake"):
-        check_ref_logps(made, **(HERE | here))
-
-
-@pytest.mark.parametrize(
-    "here",
-    [
-        # Settings of the run that uses it: loss, learning rate, batch size.
-        {"spec": run(loss="ipo", beta=0.3)},
-        {"spec": run(training=Training(learning_rate=0.2, batch_rows=8, seed=3, epochs=2, precision="float32"))},
-        # In float32, frozen and trained weights have the same data type.
-        {"spec": run(lora=Lora())},
-        {"compute": replace(CPU, kernel="varlen"), "share_kernels": True},
-    ],
-)
-def test_differences_outside_the_cache_key_are_accepted(tmp_path, here):
-    check_ref_logps(artifact(tmp_path), **(HERE | here))
+    check_computed_alike(made, **HERE)
+    with pytest.raises(SnaketuneError, match=rf"{what}: .*rm -r \S+/ref_logps/\S+ && rm .*manifest.json && snakemake"):
+        check_computed_alike(made, **(HERE | here))
 
 
 def test_another_kernel_family_is_refused_unless_shared(tmp_path):
     made = artifact(tmp_path, kernel="flash_attention_2")
     for kernel in ("flash_attention_2", "flash_attention_4"):
-        check_ref_logps(made, **(HERE | {"compute": replace(CPU, kernel=kernel)}))
+        check_computed_alike(made, **(HERE | {"compute": replace(CPU, kernel=kernel)}))
         assert is_comparable(made, replace(CPU, kernel=kernel))
     with pytest.raises(SnaketuneError, match=r"kernel: flash there, sdpa here.*reference_pass\.share_kernels"):
-        check_ref_logps(made, **HERE)
+        check_computed_alike(made, **HERE)
+    check_computed_alike(made, **(HERE | {"share_kernels": True}))
 
 
-def test_an_external_reference_is_identified_by_name_and_revision(tmp_path):
-    spec = SPEC.model_copy(update={"base": OTHER, "frozen_weights": True})
-    made = artifact(tmp_path, spec=spec, inputs={"model": [], "base_layers": [], "pack": ["r"]})
-    # Whatever the run does with its own model.
-    for own in (run(reference=OTHER), run(reference=OTHER, lora=Lora(), quantization=Quantization(), continued=True)):
-        check_ref_logps(made, **(HERE | {"spec": own}))
-    for other in (run(), run(reference=OTHER.model_copy(update={"revision": "main"}))):
-        with pytest.raises(SnaketuneError, match="reference: "):
-            check_ref_logps(made, **(HERE | {"spec": other}))
-
-
-def test_a_local_external_reference_is_identified_by_its_content(tmp_path):
-    """Its path may have changed: the cache key has its content."""
-    there, gone = (Pretrained(path=str(tmp_path / name)) for name in ("there", "gone"))
-    (tmp_path / "there").mkdir()
-    spec = SPEC.model_copy(update={"base": gone, "frozen_weights": True})
-    made = artifact(tmp_path, spec=spec, inputs={"model": [], "base_layers": [], "pack": ["r"]})
-    check_ref_logps(made, **(HERE | {"spec": run(reference=there)}))
+def test_an_external_reference_is_checked_against_the_pairs_that_it_was_made_of(tmp_path):
+    made = artifact(tmp_path, inputs={"model": [], "base_layers": [], "pack": ["r"]})
+    check_computed_alike(made, **(HERE | {"model": []}))
+    with pytest.raises(SnaketuneError, match="model: "):
+        check_computed_alike(made, **HERE)
+    with pytest.raises(SnaketuneError, match="pairs: "):
+        check_computed_alike(made, **(HERE | {"model": [], "pairs": "other"}))
 
 
 @pytest.mark.parametrize("frozen", [True, False])

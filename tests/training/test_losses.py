@@ -11,6 +11,7 @@ from snaketune.config.lora import Lora
 from snaketune.config.losses import PreferenceLoss
 from snaketune.engine import dpo as dpo_trainer
 from snaketune.engine.pair_logps import PairLogps, pair_logps
+from snaketune.engine.pair_trainer import METRICS_STATE
 from snaketune.engine.preference_losses import loss_of
 from snaketune.engine.preference_metrics import SUMS, batch_sums, means
 from snaketune.errors import SnaketuneError
@@ -212,6 +213,6 @@ def test_ld_alpha_needs_log_probabilities_per_token(pairs):
 def test_a_checkpoint_holds_the_windows_as_plain_numbers(pairs):
     _, work = pairs.train("checkpoint", {"loss": "sigmoid"}, every=4)
     (checkpoint,) = (work.state / "checkpoints").glob("checkpoint-*")
-    state = json.loads((checkpoint / dpo_trainer.METRICS_STATE).read_text(encoding="utf-8"))["monitor"]
+    state = json.loads((checkpoint / METRICS_STATE).read_text(encoding="utf-8"))["monitor"]
     assert state["done"] == 9 or checkpoint.name == f"checkpoint-{state['done']}"
     assert len(state["steps"]) == state["done"]

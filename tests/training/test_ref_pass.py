@@ -214,10 +214,10 @@ def test_parts_of_another_reference_and_missing_parts_are_refused(tmp_path, toke
     gather()
     for changes, what in (
         ({"model": [other]}, "model"),
-        ({"pack": pairs_in(tmp_path / "longer", tokenizer, length=384)}, "rows"),
-        ({"spec": SPEC.model_copy(update={"frozen_weights": True})}, "spec"),
+        ({"pack": pairs_in(tmp_path / "longer", tokenizer, length=384)}, "pairs"),
+        ({"spec": SPEC.model_copy(update={"precision": "bfloat16"})}, "dtype"),
     ):
-        with pytest.raises(SnaketuneError, match=rf"not a part of this reference \({what}: "):
+        with pytest.raises(SnaketuneError, match=rf"doesn't belong to this run \({what}: "):
             gather(**changes)
     for path in (tmp_path / "parts/ref_pass/2-of-2").rglob("*"):
         path.unlink() if path.is_file() else None

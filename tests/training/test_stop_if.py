@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from snaketune.engine.data_order import EpochPermutation
-from snaketune.engine.dpo import METRICS_STATE
 from snaketune.engine.packing.rows import EqualTokens
+from snaketune.engine.pair_trainer import METRICS_STATE
 from snaketune.packing.reader import open_rows
 from snaketune.training import pipeline
 

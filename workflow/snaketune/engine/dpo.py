@@ -9,50 +9,36 @@
 No reference model is in memory: its log-probabilities are columns of the rows.
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from snaketune.engine.model.batches import Batch, collate
+from snaketune.engine.model.batches import Batch, collate, pair_columns
 from snaketune.engine.pair_logps import PairLogps, pair_logps
+from snaketune.engine.pair_metrics import add_steps
+from snaketune.engine.pair_trainer import PairTrainer
 from snaketune.engine.preference_losses import derivatives, loss_of, needs_prompts, needs_whole_step
-from snaketune.engine.preference_metrics import SUMS, MetricSums, Sums, add_steps, batch_sums, by_source, means
+from snaketune.engine.preference_metrics import SUMS, batch_sums, means
 from snaketune.engine.preference_monitor import PreferenceMonitor
 from snaketune.engine.preference_settings import PreferenceSettings
 from snaketune.engine.reference_check import check_policy_is_reference
-from snaketune.engine.trainer import PackedTrainer
-
-METRICS_STATE = "dpo_metrics.json"
-# Columns of a row that have an entry per pair.
-PAIR_COLUMNS = ("reference", "source", "desirable")
 
 
-class DpoTrainer(PackedTrainer):
+class DpoTrainer(PairTrainer):
     """Trainer with a preference loss on pairs, or on labelled single completions."""
 
-    # The reference log-probabilities were computed without dropout.
-    drops_out = False
-    sums_losses = False
+    sum_names = SUMS
 
     settings: PreferenceSettings
-    metric_sums: MetricSums
+    # Its window is part of checkpoints.
     monitor: PreferenceMonitor
-    # Sums of the steps since the last log line, per step and source; part of checkpoints, with the monitor's window.
-    unlogged: list[list[Sums]]
     # For a loss over a whole step: its micro-batches, between `get_batch_samples` and the first `training_step`.
     step_batches: list[dict[str, Any]]
 
     def __init__(self, *, settings: PreferenceSettings, **arguments: Any):
-        self.settings, self.unlogged, self.step_batches = settings, [], []
-        super().__init__(**arguments)
-        self.metric_sums = MetricSums(settings, self.rows.sources)
+        self.step_batches = []
+        super().__init__(settings=settings, **arguments)
         self.monitor = PreferenceMonitor(settings, from_zero=not settings.external_reference)
-
-    def counts(self):
-        return super().counts() | {"pairs": self.rows.pairs}
 
     def check_start(self):
         if not self.settings.needs_reference:
@@ -73,11 +59,10 @@ class DpoTrainer(PackedTrainer):
 
     def collate(self, rows, kernel, longest=None) -> Batch:
         batch = collate(rows, kernel, longest, prompts=needs_prompts(self.settings))
-        counts_C = batch["completion_tokens"]
-        columns = {name: np.concatenate([row[name] for row in rows]) for name in PAIR_COLUMNS if name in rows[0]}
+        counts_C, columns = batch["completion_tokens"], pair_columns(rows)
         # Counted on the host, so that no step waits for the device: pairs, tokens of chosen completions, and with prompts.
         items = (len(columns["reference"]), int(counts_C[::2].sum()), len(batch.get("sequence_members", ())))
-        return batch | {name: torch.from_numpy(column) for name, column in columns.items()} | {"items": items}
+        return batch | columns | {"items": items}
 
     def items(self, batch):
         return batch["items"]
@@ -118,7 +103,7 @@ class DpoTrainer(PackedTrainer):
 
     def batch_loss(self, model, batch, totals):
         pairs = pair_logps(model, batch, self.settings)
-        self.metric_sums.add(pairs, batch["source"])
+        self.metric_sums.add(batch_sums(pairs, self.settings, batch["source"], self.rows.sources))
         if "derivatives" not in batch:
             return loss_of(pairs, self.settings, totals)
         share = (pairs.features_PF * batch["derivatives"]).sum()
@@ -127,10 +112,10 @@ class DpoTrainer(PackedTrainer):
 
     def on_step_end(self, args, state, control, **_):
         """End the step's sums, and end the training if `stop_if` says so."""
-        self.metric_sums.end_step()
+        super().on_step_end(args, state, control)
         if not self.settings.stop_if or state.global_step >= state.max_steps:
             return
-        self.update_monitor()
+        self.read_metrics()
         if stopped := self.monitor.early_stop():
             self.monitor.stopped = stopped
             print(f"stopped early, after step {stopped['step']}: {stopped['reason']}", flush=True)
@@ -139,36 +124,20 @@ class DpoTrainer(PackedTrainer):
 
     # Metrics.
 
-    def update_monitor(self) -> None:
-        """Pass the metrics of finished steps to the monitor and print its new warnings. A collective operation."""
-        for sums in self.metric_sums.read(self.gather_processes):
-            self.unlogged.append(sums)
-            for text in self.monitor.step(add_steps(sums)):
-                print(f"warning: {text}", flush=True)
+    def means(self, sums):
+        return means(sums, self.settings)
 
-    def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
-        if "loss" in logs:
-            self.update_monitor()
-            if self.unlogged:
-                logs |= means(add_steps(sums for step in self.unlogged for sums in step), self.settings)
-                logs |= by_source(self.unlogged, self.settings)
-            self.unlogged = []
-        super().log(logs, *arguments, **keywords)
+    def add_step(self, sums):
+        """Pass the step's metrics to the monitor and print its new warnings."""
+        for text in self.monitor.step(add_steps(sums)):
+            print(f"warning: {text}", flush=True)
 
-    def held_out_metrics(self, batches):
-        blocks, sources, totals = [], [], torch.zeros(3, dtype=torch.int64)
-        for batch in batches:
-            blocks.append(_as_matrix(pair_logps(self.model_wrapped, batch, self.settings)))
-            sources.append(batch["source"][:, None].float())
-            totals += torch.tensor(batch["items"])
-        all_PK, _ = self.gather_pairs(torch.cat([torch.cat(blocks), torch.cat(sources)], dim=1))
-        if self.args.world_size > 1:
-            totals = self.accelerator.gather(totals[None].to(self.args.device)).sum(0)
-        pairs = _from_matrix(all_PK[:, :-1], labelled=self.rows.unpaired)
-        loss = loss_of(pairs, self.settings, totals.to(self.args.device))
-        sums_by_source = batch_sums(pairs, self.settings, all_PK[:, -1].long(), self.held_out.rows.sources).tolist()
-        sums = [dict(zip(SUMS, row)) for row in sums_by_source]
-        return {"loss": float(loss)} | means(add_steps(sums), self.settings) | by_source([sums], self.settings)
+    def outputs(self, batch):
+        return _as_matrix(pair_logps(self.model_wrapped, batch, self.settings))
+
+    def score(self, rows_PK, source_P, sources, totals):
+        pairs = _from_matrix(rows_PK, labelled=self.rows.unpaired)
+        return loss_of(pairs, self.settings, totals), batch_sums(pairs, self.settings, source_P, sources)
 
     def on_train_begin(self, args, state, control, **_):
         if not (stop_if := self.settings.stop_if):
@@ -187,7 +156,7 @@ class DpoTrainer(PackedTrainer):
             )
 
     def conclusions(self):
-        self.update_monitor()
+        self.read_metrics()
         warnings = self.monitor.final_warnings()
         for warning in warnings:
             if warning["at_end"]:
@@ -196,18 +165,12 @@ class DpoTrainer(PackedTrainer):
 
     # Checkpoints.
 
-    def _save_checkpoint(self, model, trial):
-        self.update_monitor()
-        super()._save_checkpoint(model, trial)
-        if self.args.should_save:
-            state = {"monitor": self.monitor.state(), "unlogged": self.unlogged}
-            (self.checkpoint_folder / METRICS_STATE).write_text(json.dumps(state), encoding="utf-8")
+    def metrics_state(self):
+        return super().metrics_state() | {"monitor": self.monitor.state()}
 
-    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        stored = json.loads((Path(resume_from_checkpoint) / METRICS_STATE).read_text(encoding="utf-8"))
-        self.monitor.restore(stored["monitor"])
-        self.unlogged = stored["unlogged"]
+    def restore_metrics(self, state):
+        super().restore_metrics(state)
+        self.monitor.restore(state["monitor"])
 
 
 def _as_matrix(pairs: PairLogps) -> torch.Tensor:

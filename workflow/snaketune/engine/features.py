@@ -11,7 +11,7 @@ transformers', of `engine.trainer`, and TRL's SFTTrainer for rows that aren't pa
         trainer_state.json            step, and the log so far
         unlogged.json                 loss and tokens of the steps since the last log line
         computed_as.json              data types and kernels
-        dpo_metrics.json              of preference trainings: metrics of the monitor's window and since the last log line
+        pair_metrics.json             of trainings on pairs: sums since the last log line, and of DPO's monitor over its window
 
 A resume restores weights and what isn't logged yet, then the Trainer's state, the schedule, the optimizer, the epoch's order of
 rows, of which those that were seen are skipped, and last the random states, once the first step's batches are made.

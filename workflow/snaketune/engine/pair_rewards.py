@@ -3,15 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
-from snaketune.engine.model.batches import Batch, collate
+from snaketune.engine.model.batches import Batch, collate, pair_columns
 from snaketune.engine.model.reward_head import completion_ends
-
-# Columns of a row that have an entry per pair.
-PAIR_COLUMNS = ("source", "margin")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +44,6 @@ def reward_loss(
 def collate_pairs(rows: list[dict[str, Any]], kernel: str, longest: int | None = None) -> Batch:
     """A batch of pairs as `collate` makes it, with `ends`, the last token of each completion, and the columns of pairs."""
     batch = collate(rows, kernel, longest)
-    columns = {name: np.concatenate([row[name] for row in rows]) for name in PAIR_COLUMNS if name in rows[0]}
     ends = completion_ends(batch["segments"].layout)
     # Counted on the host, so that no step waits for the device.
-    return (
-        batch
-        | {name: torch.from_numpy(column) for name, column in columns.items()}
-        | {"ends": ends, "pairs": len(ends) // 2}
-    )
+    return batch | pair_columns(rows) | {"ends": ends, "pairs": len(ends) // 2}

@@ -15,11 +15,10 @@
 Of single completions, "chosen" are the desirable and "rejected" the undesirable ones, and there is no accuracy.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-
 import torch
 
 from snaketune.engine.pair_logps import PairLogps
+from snaketune.engine.pair_metrics import Sums, in_double, sums_by_source
 from snaketune.engine.preference_settings import PreferenceSettings
 
 # Losses that use log-probabilities per token.
@@ -29,8 +28,6 @@ SUMS = (
     "rejected_reward", "chosen_logp", "rejected_logp", "chosen_tokens", "rejected_tokens", "longer", "difference",
     "difference_squared", "margin_by_difference", "kl",
 )  # fmt: skip
-# The sums by name, over one step or several.
-Sums = dict[str, float]
 
 
 @torch.no_grad()
@@ -44,11 +41,10 @@ def batch_sums(pairs: PairLogps, settings: PreferenceSettings, source_P: torch.T
     >>> sums["margin"], sums["kl"], sums["difference"], sums["longer"]
     (1.5, 0.5, -2.0, 0.0)
     """
-    double = torch.float32 if pairs.logps_P2.device.type == "mps" else torch.float64
     per_token = PER_TOKEN & settings.weights.keys()
     unreferenced_P2 = pairs.logps_P2 / pairs.lengths_P2 if per_token else pairs.logps_P2
-    reward_P2 = (settings.beta * (pairs.ratios_P2 if settings.needs_reference else unreferenced_P2)).to(double)
-    logps_P2, counts_P2, ratio_P2 = (values.to(double) for values in (pairs.logps_P2, pairs.counts_P2, pairs.ratios_P2))
+    reward_P2 = in_double(settings.beta * (pairs.ratios_P2 if settings.needs_reference else unreferenced_P2))
+    logps_P2, counts_P2, ratio_P2 = map(in_double, (pairs.logps_P2, pairs.counts_P2, pairs.ratios_P2))
     ones_P = torch.ones_like(reward_P2[:, 0])
     if pairs.desirable_P is None:
         chosen_P = rejected_P = ones_P
@@ -56,7 +52,7 @@ def batch_sums(pairs: PairLogps, settings: PreferenceSettings, source_P: torch.T
         kl_P = -ratio_P2.mean(1) if settings.needs_reference else 0 * ones_P
     else:
         # Both columns are the row's own completion; the mismatched one counts only in `kl`.
-        chosen_P = pairs.desirable_P.to(double)
+        chosen_P = in_double(pairs.desirable_P)
         rejected_P = 1 - chosen_P
         reward_P2, logps_P2, counts_P2 = (values[:, [0, 0]] for values in (reward_P2, logps_P2, counts_P2))
         margin_P = difference_P = 0 * ones_P
@@ -81,25 +77,7 @@ def batch_sums(pairs: PairLogps, settings: PreferenceSettings, source_P: torch.T
         "margin_by_difference": margin_P * difference_P,
         "kl": kl_P,
     }
-    columns_PK = torch.stack([columns[name].to(double) for name in SUMS], dim=1)
-    # A matrix product is deterministic on a GPU, unlike scattered additions.
-    source_PS = source_P[:, None] == torch.arange(sources, device=source_P.device)
-    return source_PS.to(double).T @ columns_PK
-
-
-def add_steps(steps: Iterable[Sums]) -> Sums:
-    every = list(steps)
-    return {name: sum(step[name] for step in every) for name in SUMS}
-
-
-def by_source(steps: Sequence[Sequence[Sums]], settings: PreferenceSettings) -> dict[str, float]:
-    """The metrics of each source over steps, which have sums for each, as `sources.0/margin`; empty for a single source."""
-    of_sources = list(zip(*steps, strict=True))
-    return {
-        f"sources.{number}/{name}": value
-        for number, source_steps in enumerate(of_sources if len(of_sources) > 1 else ())
-        for name, value in means(add_steps(source_steps), settings).items()
-    }
+    return sums_by_source(torch.stack([in_double(columns[name]) for name in SUMS], dim=1), source_P, sources)
 
 
 def means(sums: Sums, settings: PreferenceSettings) -> dict[str, float]:
@@ -147,33 +125,3 @@ def length_correlation(sums: Sums) -> float | None:
     if margin_variance <= 1e-12 * sums["margin_squared"] or difference_variance <= 1e-12 * sums["difference_squared"]:
         return None
     return (sums["margin_by_difference"] / pairs - margin * difference) / (margin_variance * difference_variance) ** 0.5
-
-
-class MetricSums:
-    """The sums of every step since the last `read`, on the device of this process, so that no step waits for the device."""
-
-    def __init__(self, settings: PreferenceSettings, sources: int):
-        self.settings, self.sources = settings, sources
-        self.of_step: torch.Tensor | float = 0.0
-        self.steps: list[torch.Tensor] = []
-
-    def add(self, pairs: PairLogps, source_P: torch.Tensor) -> None:
-        """Add the sums of a micro-batch."""
-        self.of_step = self.of_step + batch_sums(pairs, self.settings, source_P, self.sources)
-
-    def end_step(self) -> None:
-        self.steps.append(self.of_step)
-        self.of_step = 0.0
-
-    def read(self, gather: Callable[[torch.Tensor], torch.Tensor] | None) -> list[list[Sums]]:
-        """Return and clear the sums of the steps since the last call: per step and source, over all processes.
-
-        Args:
-            gather: maps float[1, n] of each process, which all call it, to float[processes, n]; None for a single process.
-        """
-        if not self.steps:
-            return []
-        sums, self.steps = torch.stack(self.steps), []
-        if gather is not None:
-            sums = gather(sums.reshape(1, -1)).sum(0).reshape(sums.shape)
-        return [[dict(zip(SUMS, row)) for row in step] for step in sums.tolist()]

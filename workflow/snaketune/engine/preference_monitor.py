@@ -19,7 +19,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from snaketune.engine.preference_metrics import Sums, add_steps, length_correlation, means
+from snaketune.engine.pair_metrics import Sums, add_steps
+from snaketune.engine.preference_metrics import length_correlation, means
 from snaketune.engine.preference_settings import WINDOW, PreferenceSettings
 
 COLLAPSE_NATS = 0.1

@@ -9,8 +9,6 @@
 The loss is that of TRL's RewardTrainer. As there, the model's dropout is off.
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,38 +17,22 @@ from transformers import PreTrainedModel
 from snaketune.engine.model.batches import Batch
 from snaketune.engine.model.reward_head import packed_rewards, with_reward_head
 from snaketune.engine.pair_rewards import RewardSettings, collate_pairs, reward_loss
-from snaketune.engine.reward_metrics import SUMS, metrics_of, pair_sums
-from snaketune.engine.trainer import PackedTrainer
-
-METRICS_STATE = "reward_metrics.json"
+from snaketune.engine.pair_trainer import PairTrainer
+from snaketune.engine.reward_metrics import SUMS, means, pair_sums
 
 
-class RewardTrainer(PackedTrainer):
+class RewardTrainer(PairTrainer):
     """Trainer of a reward model on pairs."""
 
-    # TRL turns it off, too.
-    drops_out = False
-    sums_losses = False
     balances_experts = False
     answers_prompts = False
+    sum_names = SUMS
 
     settings: RewardSettings
-    # By source: the sums over the pairs of this process since they were last added to `unlogged`; and those of all processes
-    # since the last log line, which are part of checkpoints.
-    sums_SK: torch.Tensor | float
-    unlogged: list[list[float]]
-
-    def __init__(self, *, settings: RewardSettings, **arguments: Any):
-        self.settings, self.sums_SK = settings, 0.0
-        super().__init__(**arguments)
-        self.unlogged = self._no_sums()
 
     @staticmethod
     def trained_model(model: PreTrainedModel, seed: int) -> PreTrainedModel:
         return with_reward_head(model, seed)
-
-    def counts(self):
-        return super().counts() | {"pairs": self.rows.pairs}
 
     # A step, in the order of its calls.
 
@@ -62,7 +44,7 @@ class RewardTrainer(PackedTrainer):
 
     def batch_loss(self, model, batch, totals):
         rewards_P2 = packed_rewards(model, batch)
-        self.sums_SK = self.sums_SK + pair_sums(rewards_P2.detach(), batch["source"], self.rows.sources)
+        self.metric_sums.add(pair_sums(rewards_P2, batch["source"], self.rows.sources))
         return reward_loss(rewards_P2, self._margins(batch), self.settings, totals[0])
 
     def _margins(self, batch: dict[str, Any]) -> torch.Tensor | None:
@@ -76,45 +58,15 @@ class RewardTrainer(PackedTrainer):
 
     # Metrics.
 
-    def _no_sums(self) -> list[list[float]]:
-        return [[0.0] * len(SUMS) for _ in range(self.rows.sources)]
+    def means(self, sums):
+        return means(sums)
 
-    def _read_sums(self) -> None:
-        """Add the sums of all processes to `unlogged`. A collective operation."""
-        if isinstance(self.sums_SK, float):
-            return
-        sums_SK, self.sums_SK = self.sums_SK, 0.0
-        if self.gather_processes:
-            sums_SK = self.gather_processes(sums_SK[None]).sum(0)
-        self.unlogged = (torch.tensor(self.unlogged, dtype=torch.float64) + sums_SK.double().cpu()).tolist()
+    def outputs(self, batch):
+        rewards_P2, margins_P = packed_rewards(self.model_wrapped, batch), self._margins(batch)
+        margins_P = torch.zeros_like(rewards_P2[:, 0]) if margins_P is None else margins_P
+        return torch.cat([rewards_P2, margins_P[:, None]], dim=1)
 
-    def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
-        if "loss" in logs:
-            self._read_sums()
-            logs |= metrics_of(self.unlogged)
-            self.unlogged = self._no_sums()
-        super().log(logs, *arguments, **keywords)
-
-    def held_out_metrics(self, batches):
-        blocks = []
-        for batch in batches:
-            margins_P = self._margins(batch)
-            rewards_P2 = packed_rewards(self.model_wrapped, batch)
-            margins_P = torch.zeros_like(rewards_P2[:, 0]) if margins_P is None else margins_P
-            blocks.append(torch.cat([rewards_P2, margins_P[:, None], batch["source"][:, None].float()], dim=1))
-        rows_PK, _ = self.gather_pairs(torch.cat(blocks))
-        rewards_P2, margins_P, source_P = rows_PK[:, :2], rows_PK[:, 2], rows_PK[:, 3].long()
-        loss = reward_loss(rewards_P2, margins_P, self.settings, torch.tensor(len(rows_PK)))
-        return {"loss": float(loss)} | metrics_of(pair_sums(rewards_P2, source_P, self.held_out.rows.sources).tolist())
-
-    # Checkpoints.
-
-    def _save_checkpoint(self, model, trial):
-        self._read_sums()
-        super()._save_checkpoint(model, trial)
-        if self.args.should_save:
-            (self.checkpoint_folder / METRICS_STATE).write_text(json.dumps(self.unlogged), encoding="utf-8")
-
-    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        self.unlogged = json.loads((Path(resume_from_checkpoint) / METRICS_STATE).read_text(encoding="utf-8"))
+    def score(self, rows_PK, source_P, sources, totals):
+        rewards_P2 = rows_PK[:, :2]
+        loss = reward_loss(rewards_P2, rows_PK[:, 2], self.settings, totals[0])
+        return loss, pair_sums(rewards_P2, source_P, sources)

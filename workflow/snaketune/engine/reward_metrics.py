@@ -6,9 +6,9 @@ chosen_reward, rejected_reward      mean rewards
 sources.0/accuracy, …               each metric per source, numbered as in the config, if a corpus has several
 """
 
-from collections.abc import Sequence
-
 import torch
+
+from snaketune.engine.pair_metrics import Sums, in_double, sums_by_source
 
 SUMS = ("pairs", "right", "chosen_reward", "rejected_reward")
 
@@ -20,36 +20,26 @@ def pair_sums(rewards_P2: torch.Tensor, source_P: torch.Tensor, sources: int) ->
     >>> pair_sums(torch.tensor([[2.0, 1.0], [0.5, 0.5], [1.0, 3.0]]), torch.tensor([0, 1, 0]), sources=2).tolist()
     [[2.0, 1.0, 3.0, 4.0], [1.0, 0.5, 0.5, 0.5]]
     """
-    rewards_P2 = rewards_P2.to(torch.float32 if rewards_P2.device.type == "mps" else torch.float64)
-    chosen_P, rejected_P = rewards_P2.unbind(1)
+    chosen_P, rejected_P = in_double(rewards_P2).unbind(1)
     right_P = (1 + (chosen_P - rejected_P).sign()) / 2
-    columns_PK = torch.stack([torch.ones_like(chosen_P), right_P, chosen_P, rejected_P], dim=1)
-    # A matrix product is deterministic on a GPU, unlike scattered additions.
-    source_PS = source_P[:, None] == torch.arange(sources, device=source_P.device)
-    return source_PS.to(columns_PK.dtype).T @ columns_PK
+    return sums_by_source(
+        torch.stack([torch.ones_like(chosen_P), right_P, chosen_P, rejected_P], dim=1), source_P, sources
+    )
 
 
-def metrics_of(sums_SK: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Metrics from sums by source: over all pairs, and of each source if there are several.
+def means(sums: Sums) -> dict[str, float]:
+    """Metrics from sums over pairs.
 
-    >>> metrics = metrics_of([[2.0, 1.0, 3.0, 4.0], [1.0, 0.5, 0.5, 0.5]])
-    >>> metrics["accuracy"], metrics["margin"], metrics["sources.1/margin"]
-    (0.5, -0.333333, 0.0)
+    >>> means({"pairs": 3.0, "right": 1.5, "chosen_reward": 3.5, "rejected_reward": 4.5})["margin"]
+    -0.333333
     """
-    metrics = _means([sum(column) for column in zip(*sums_SK)])
-    for number, sums in enumerate(sums_SK if len(sums_SK) > 1 else ()):
-        metrics |= {f"sources.{number}/{name}": value for name, value in _means(sums).items()}
-    return metrics
-
-
-def _means(sums_K: Sequence[float]) -> dict[str, float]:
-    pairs, right, chosen, rejected = sums_K
+    pairs = sums["pairs"]
     if not pairs:
         return {}
-    means = {
-        "accuracy": right / pairs,
-        "margin": (chosen - rejected) / pairs,
-        "chosen_reward": chosen / pairs,
-        "rejected_reward": rejected / pairs,
+    metrics = {
+        "accuracy": sums["right"] / pairs,
+        "margin": (sums["chosen_reward"] - sums["rejected_reward"]) / pairs,
+        "chosen_reward": sums["chosen_reward"] / pairs,
+        "rejected_reward": sums["rejected_reward"] / pairs,
     }
-    return {name: round(value, 6) for name, value in means.items()}
+    return {name: round(value, 6) for name, value in metrics.items()}

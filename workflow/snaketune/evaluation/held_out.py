@@ -13,7 +13,6 @@ from snaketune.engine.model.batches import Batch
 from snaketune.engine.model.devices import Compute
 from snaketune.engine.model.logprobs import all_pair_logprobs, losses_by_batch
 from snaketune.engine.model.packing_support import choose_kernel
-from snaketune.engine.model.self_test_record import SelfTestRecord
 from snaketune.engine.model.selftest import self_test
 from snaketune.engine.packing.rows import PackedRows
 from snaketune.evaluation.pair_scores import accuracy, by_source, margins, mean
@@ -33,17 +32,13 @@ def choose_forward(
     config: PretrainedConfig | None,
     packs: list[PackedRows],
     compute: Compute,
-    record: SelfTestRecord | None = None,
 ) -> tuple[Compute, dict[str, Any], dict[str, Any]]:
-    """Device, data type and kernel for held-out rows, entries for the manifest, and entries for run.json.
-    `record`: of a self-test of a model with the same config on the same rows, with the kernel of `compute`."""
+    """Device, data type and kernel for held-out rows, entries for the manifest, and entries for run.json."""
     if not any(len(rows) for rows in packs):
         return compute, compute.about(), {}
     longest, prefixes = max(rows.longest[0] for rows in packs), any(rows.has_prefixes for rows in packs)
-    if record is None or record.share() is None:
-        chosen = choose_kernel(compute, config, longest, prefixes=prefixes, dropout=False)
-        compute, record = chosen, record if chosen == compute else None
-    tested = self_test(model, packs, compute, training=False, record=record)
+    compute = choose_kernel(compute, config, longest, prefixes=prefixes, dropout=False)
+    tested = self_test(model, packs, compute, training=False)
     return tested.compute, tested.about(), {"self_test_share": tested.share}
 
 

@@ -49,7 +49,6 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import EvalSpec
 from snaketune.tables import write_table
 from snaketune.training.reference.teacher_file import open_teacher
-from snaketune.training.self_test_records import record_of_evaluation
 
 
 def build(
@@ -120,15 +119,8 @@ def build(
                 f"eval.tasks: lm-evaluation-harness generates with the cache, and that of {loaded.config.model_type} gives "
                 "other logits than its forward; remove the tasks from this model's evaluation"
             )
-        tested = (*packs, *taught[1:])
-        held_out = [open_rows(pack, "held_out") for pack in tested]
-        compute, about, run = choose_forward(
-            loaded,
-            sampled.stack.config(),
-            held_out,
-            compute,
-            record_of_evaluation(loaded.config, tested, work, compute),
-        )
+        held_out = [open_rows(pack, "held_out") for pack in (*packs, *taught[1:])]
+        compute, about, run = choose_forward(loaded, sampled.stack.config(), held_out, compute)
         references = comparable_references(ref_logps, compute)
         of_pairs = list(zip(held_out, packs))[len(spec.conversations) :]
         preferences = {

@@ -38,6 +38,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -45,7 +46,6 @@ from snaketune.config.lora import Lora, Quantization
 from snaketune.config.optimizers import OPTIMIZERS
 from snaketune.engine.model.attention import use_segment_attention
 from snaketune.engine.model.compiling import layers_of
-from snaketune.engine.model.cpu_attention import attend_by_blocks
 from snaketune.engine.model.devices import Compute
 from snaketune.engine.model.flops import FlopCount, count_flops
 from snaketune.engine.model.fused_cross_entropy import CHUNK_LOGITS, MIN_CHUNK_ROWS, SAVED_LOGITS
@@ -313,10 +313,13 @@ def _trace(model: PreTrainedModel, compute: Compute, batch: MicroBatch, dropout:
 
 
 def _flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> torch.Tensor:
-    """Replace the kernel of a GPU. Flash kernels save what blocks on a CPU save: their inputs (contiguous by token, in
-    the values' data type), their output, and a sum per query and head."""
-    inputs = (tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in (query, key, value))
-    return attend_by_blocks(*inputs, (), None)
+    """Replace the kernel of a GPU. Flash kernels save what torch's on a CPU saves: their inputs (contiguous by token, in the
+    values' data type, with heads of one size), their output, and a sum per query and head."""
+    padded = F.pad(value, (0, query.shape[-1] - value.shape[-1]))
+    tensors = (tensor.to(value.dtype) for tensor in (query, key, padded))
+    inputs = (tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in tensors)
+    out = F.scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=True)
+    return out.transpose(1, 2)[..., : value.shape[-1]]
 
 
 @dataclass(frozen=True, kw_only=True)

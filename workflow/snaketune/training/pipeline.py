@@ -24,7 +24,6 @@ from snaketune.engine.model.devices import Compute, deterministic_algorithms, ke
 from snaketune.engine.model.forward import inner_model, without_dropout
 from snaketune.engine.model.machine import is_out_of_memory, processor
 from snaketune.engine.model.parameters import parameter_count, train_only
-from snaketune.engine.model.self_test_record import SelfTestRecord
 from snaketune.engine.model.selftest import self_test
 from snaketune.engine.packing.rows import EqualTokens, PackedRows
 from snaketune.engine.preemption import EndOfSnapshot, PreemptionCallback
@@ -100,26 +99,20 @@ def ready_trainer(training: PreparedTraining) -> Iterator[tuple[TrainingFeatures
                 # The unsharded model may not fit a device, so it is checked in shards, with its adapters.
                 model = _with_trained_parameters(model, run)
                 shard(model, compute, dtype)
-                about, measured, compute = _check_model(inner_model(model), rows, compute, None)
+                about, measured, compute = _check_model(inner_model(model), rows, compute)
             else:
-                about, measured, compute = _check_model(model, rows, compute, run.record)
+                about, measured, compute = _check_model(model, rows, compute)
                 model = _with_trained_parameters(model, run)
             loaded = LoadedModel(about=about, run=measured, parameters=parameters, trainable=_trainable_count(model))
             yield make_trainer(training, model, compute), loaded
 
 
-def _check_model(
-    model: PreTrainedModel, rows: Any, compute: Compute, record: SelfTestRecord | None
-) -> tuple[dict[str, Any], dict[str, Any], Compute]:
-    """Check that packed logits equal the logits of separate sequences; return facts for manifest and run.json, and the kernel.
-
-    Args:
-        record: of a passed test, which isn't repeated.
-    """
+def _check_model(model: PreTrainedModel, rows: Any, compute: Compute) -> tuple[dict[str, Any], dict[str, Any], Compute]:
+    """Check that packed logits equal those of separate sequences; return facts for manifest and run.json, and the kernel."""
     if not isinstance(rows, PackedRows):
         # Every row is a single sequence for the model's own attention.
         return {"trainer": "trl", "dtype": compute.about()["dtype"]}, {}, compute
-    tested = self_test(model, [rows], compute, training=True, record=record)
+    tested = self_test(model, [rows], compute, training=True)
     return tested.about(), {"self_test_share": tested.share}, tested.compute
 
 

@@ -14,13 +14,11 @@ from snaketune.engine.features import TrainingFeatures
 from snaketune.engine.fsdp import world_size
 from snaketune.engine.model.devices import Compute, resolve_compute
 from snaketune.engine.model.packing_support import choose_kernel
-from snaketune.engine.model.self_test_record import SelfTestRecord
 from snaketune.engine.packing.rows import PackedRows
 from snaketune.models.adapter_stack import AdapterStack
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TrainingSpec
 from snaketune.tracking.curves import TrackedRun
-from snaketune.training.self_test_records import record_of_test
 
 OFFLOADING_DEVICES = ("cuda", "xpu")
 
@@ -56,16 +54,6 @@ class TrainingRun:
     def in_shards(self) -> bool:
         """Whether the model is sharded over the processes by FSDP."""
         return self.operation.launch == "fsdp" and world_size() > 1
-
-    @property
-    def record(self) -> SelfTestRecord | None:
-        """The record of the self-test with the kernel of `compute`; see `self_test_records.record_of_test`."""
-        return record_of_test(self.spec, self.work, self.compute)
-
-    @property
-    def has_passed(self) -> bool:
-        """Whether an earlier training has passed that self-test, so that its kernel needs no other check."""
-        return self.record is not None and self.record.share() is not None
 
     @property
     def checkpoints(self) -> Path:
@@ -112,8 +100,6 @@ class PreparedTraining:
 
     def with_kernel(self) -> Self:
         """Return the training with the kernel for its model and packed rows; see `packing_support.choose_kernel`."""
-        if self.run.has_passed:
-            return self
         longest, prefixes, dropout = self.rows.longest[0], self.rows.has_prefixes, self.trainer_class.drops_out
         compute = choose_kernel(self.run.compute, self.any_config, longest, prefixes=prefixes, dropout=dropout)
         return replace(self, run=replace(self.run, compute=compute))

@@ -12,7 +12,7 @@ from snaketune.models.adapter_stack import ADAPTER, AdapterStack, check_trained_
 from snaketune.stages.specs import DpoSpec
 from snaketune.training.pair_rows import pair_rows
 from snaketune.training.prepared import PreparedTraining, TrainingRun
-from snaketune.training.reference.logps_table import check_ref_logps
+from snaketune.training.reference.logps_table import check_computed_alike
 
 # Keys of `dpo.NAME.stop_if` that are thresholds.
 THRESHOLDS = {"margin_below", "chosen_reward_below", "kl_above"}
@@ -29,7 +29,7 @@ def prepare_dpo(
 
     Args:
         results: the result that it starts from and, if it is an adapter alone, its base layers, from the top down.
-        reference: the same of the reference, if the spec says that it is another result.
+        reference: the same of the reference, if the spec says that it is another result; empty for an external model.
         ref_logps: the reference log-probabilities; required if the loss needs a reference.
     Raises:
         SnaketuneError: the log-probabilities are missing, or don't belong to this run's reference.
@@ -39,13 +39,12 @@ def prepare_dpo(
     initial = AdapterStack(
         results=base_layers, base=spec.base, tokenizer=tokenizer, trust_remote_code=spec.trust_remote_code
     )
-    if not run.has_passed:
-        run = replace(run, compute=with_supported_kernel(run.compute, initial.config(), dropout=DpoTrainer.drops_out))
+    run = replace(run, compute=with_supported_kernel(run.compute, initial.config(), dropout=DpoTrainer.drops_out))
     # Before the rows are read, which are those of the pairs that the log-probabilities are for.
     if ref_logps:
-        share_kernels = run.operation.share_kernels
-        model = reference if spec.reference == "result" else results
-        check_ref_logps(ref_logps, spec, model=model, pack=pack, compute=run.compute, share_kernels=share_kernels)
+        model = reference if spec.reference else results
+        pairs, shared = pack.provenance.get("pairs"), run.operation.share_kernels
+        check_computed_alike(ref_logps, run.compute, model=model, pairs=pairs, share_kernels=shared)
     elif spec.needs_reference:
         raise SnaketuneError(
             f"loss {spec.loss} needs reference log-probabilities, and the job has none; add a ref_logps result to its inputs"

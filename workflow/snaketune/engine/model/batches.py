@@ -11,6 +11,9 @@ from snaketune.engine.packing.rows import TOKENS
 from snaketune.engine.packing.segments import SegmentLayout, layout_of
 from snaketune.engine.packing.shards import IGNORED
 
+# Columns of a row that have an entry per pair.
+PAIR_COLUMNS = ("reference", "source", "desirable", "margin")
+
 
 class Batch(dict):
     """The tensors of one forward pass by name, with host-side values beside them. Moves between devices like a tensor, and
@@ -89,6 +92,12 @@ def collate(rows: Sequence[dict[str, Any]], kernel: str, longest: int | None = N
     segments = segments_for(kernel, layout, longest, any_prefixes="prefix_segments" in rows[0])
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     return Batch({"input_ids": torch.from_numpy(ids_T)[None], "segments": segments} | tensors | weights)
+
+
+def pair_columns(rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """The columns of rows that have an entry per pair."""
+    columns = [name for name in PAIR_COLUMNS if name in rows[0]]
+    return {name: torch.from_numpy(np.concatenate([row[name] for row in rows])) for name in columns}
 
 
 def _without_padding(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

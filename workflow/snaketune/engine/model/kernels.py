@@ -6,16 +6,15 @@ The rows of a batch are concatenated into one sequence of T tokens; `Segments` d
     flash_attention_4  CUDA, compute capability 9 and up       exactly the visible pairs
     flash_attention_2  CUDA, with flash-attn installed         exactly the visible pairs
     varlen             CUDA, torch's own varlen_attn           exactly the visible pairs
-    sdpa               everywhere                              a causal call per segment, and one per prefix (CPU)
+    sdpa               everywhere                              a call per segment
     dense              everywhere, the reference               all T x T pairs
     separate           everywhere, without segments            each document a sequence of its own, padded on the right
 
 `separate` isn't an attention kernel: the model's own attention runs on `padded_documents`. It is right for every causal
 decoder, and serves those that no kernel computes as they compute each document alone.
 
-With prefixes, the keys of every segment's full sequence are gathered; on a CPU, sdpa reads them in place, unless attention
-weights are dropped. Shapes: T tokens, H query heads, K key/value heads, D head size, U keys of all segments' full sequences;
-for one segment Q queries, W keys.
+With prefixes, the keys of every segment's full sequence are gathered. Shapes: T tokens, H query heads, K key/value heads,
+D head size, U keys of all segments' full sequences; for one segment Q queries, W keys.
 """
 
 import inspect
@@ -27,7 +26,6 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
 
-from snaketune.engine.model.cpu_attention import Block, attend_by_blocks, attention_blocks, can_attend
 from snaketune.engine.model.padded_documents import PaddedDocuments
 from snaketune.engine.model.varlen_sinks import AttentionWithSinks
 from snaketune.engine.packing.segments import PADDING_SEGMENT, SegmentLayout, layout, mask, varlen_keys
@@ -46,7 +44,6 @@ class Segments:
     Attributes:
         kernel: one of KERNELS, or SEPARATE.
         longest: tokens of the longest document with its prefix, or an upper bound that all batches of a run share.
-        blocks: for `sdpa` on a CPU, see `engine.model.cpu_attention`.
         mask_TT: for `dense`, see `engine.packing.segments.mask`.
         keys_U: for `sdpa` and the varlen kernels; None without prefixes. See `engine.packing.segments.varlen_keys`.
         cu_q, cu_k: for the varlen kernels, see `engine.packing.segments.varlen_keys`.
@@ -57,7 +54,6 @@ class Segments:
     layout: SegmentLayout
     longest: int
     positions_T: torch.Tensor
-    blocks: tuple[Block, ...] = ()
     mask_TT: torch.Tensor | None = None
     keys_U: torch.Tensor | None = None
     cu_q: torch.Tensor | None = None
@@ -93,8 +89,7 @@ def segments_for(kernel: str, rows: SegmentLayout, longest: int | None = None, a
     if kernel == "dense":
         return replace(segments, mask_TT=torch.from_numpy(mask(rows)))
     if kernel == "sdpa":
-        keys_U = torch.from_numpy(varlen_keys(rows)[0]) if rows.prefixed else None
-        return replace(segments, blocks=attention_blocks(rows), keys_U=keys_U)
+        return replace(segments, keys_U=torch.from_numpy(varlen_keys(rows)[0]) if rows.prefixed else None)
     keys_U, cu_q, cu_k = map(torch.from_numpy, varlen_keys(rows))
     keys_U = keys_U if rows.prefixed or any_prefixes else None
     return replace(segments, longest=max(longest, PADDING_SEGMENT), keys_U=keys_U, cu_q=cu_q, cu_k=cu_k)
@@ -153,9 +148,6 @@ def _explicit_attention(
 
 
 def _sdpa(query_1HTD, key_1KTD, value_1KTD, segments: Segments, options: AttentionOptions) -> torch.Tensor:
-    plain = not (options.explicit or options.dropout) and options.window is None
-    if plain and can_attend(query_1HTD, value_1KTD):
-        return attend_by_blocks(query_1HTD, key_1KTD, value_1KTD, segments.blocks, options.scaling)
     queries = query_1HTD.split(segments.layout.lengths.tolist(), dim=2)
     if segments.keys_U is not None:
         key_1KTD, value_1KTD = (tensor.index_select(2, segments.keys_U) for tensor in (key_1KTD, value_1KTD))

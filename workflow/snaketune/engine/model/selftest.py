@@ -34,7 +34,6 @@ from snaketune.engine.model.attention import Unpackable, usable_kernels, use_ker
 from snaketune.engine.model.batches import collate
 from snaketune.engine.model.chunked_head import chunk_head
 from snaketune.engine.model.devices import NOT_DETERMINISTIC, Compute
-from snaketune.engine.model.finite_logits import check_finite
 from snaketune.engine.model.forward import allow_packed, logits_at, packed_inputs, packed_logits
 from snaketune.engine.model.kernels import SEPARATE
 from snaketune.engine.model.logit_differences import (
@@ -47,17 +46,16 @@ from snaketune.engine.model.logit_differences import (
 from snaketune.engine.model.mixers import BY_DOCUMENT, offer_own_kernels, set_segments, way_of_mixers
 from snaketune.engine.model.packing_support import INSTEAD
 from snaketune.engine.model.router_choices import RouterChoices
-from snaketune.engine.model.self_test_record import SelfTestRecord
 from snaketune.engine.model.selftest_rows import rows_to_test, synthetic_rows
 from snaketune.engine.packing.rows import PackedRows
 from snaketune.engine.packing.segments import mask
-from snaketune.errors import first_line
+from snaketune.errors import SnaketuneError, first_line
 
 # The same computation with the same shapes and other tokens elsewhere: 0 except with experts, whose batches of tokens change.
 LEAK_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 # In 16 bits: packed logits may differ by this times the model's own rounding, and by no more than this of the scale. What
-# reads another document, or is computed at another position, differs by about the scale itself. Not 1: attention over a
-# shared prompt is merged from two parts, each of them rounded (2.8 times the rounding on a CPU).
+# reads another document, or is computed at another position, differs by about the scale itself. Not 1: kernels sum in another
+# order than the model's own attention (2.8 times its rounding, with a shared prompt in two parts on a CPU).
 OWN_ROUNDINGS, LARGEST_ROUNDING = 3, 0.2
 # What a failed test of separate documents can mean.
 BESIDE_OTHERS = (
@@ -94,46 +92,22 @@ class SelfTest:
         return self.compute.about() | mixers | {"self_test": within}
 
 
-def self_test(
-    model: PreTrainedModel,
-    packs: Sequence[PackedRows],
-    compute: Compute,
-    *,
-    training: bool,
-    record: SelfTestRecord | None = None,
-) -> SelfTest:
+def self_test(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Compute, *, training: bool) -> SelfTest:
     """Check packed forwards of `model`, with the kernel or else with slower ones, the last of them `separate`; and allow them.
     Prints why a kernel isn't used.
 
     Tests the rows of `packs`, every situation if there are none; before a training also in training mode.
 
-    Args:
-        record: of this test with the kernel of `compute`. If it has passed, it isn't repeated before a training, on the same
-            weights; an evaluation, of other weights, repeats it on synthetic rows only.
     Raises:
         Unpackable: separate documents are wrong too: later tokens are visible in the model, or its results depend on the batch.
         SnaketuneError: its logits aren't finite.
     """
-    passed = record.share() if record else None
-    if passed is not None and training:
-        return _allow(model, compute, any(rows.has_prefixes for rows in packs), passed, "as an earlier training found")
-    tested = _first_passing(model, packs, compute, training, synthetic_only=passed is not None)
-    # Mixers are set up by the test itself.
-    if record and passed is None and tested.compute == compute and not tested.mixers:
-        record.write(tested.share)
-    return tested
-
-
-def _first_passing(
-    model: PreTrainedModel, packs: Sequence[PackedRows], compute: Compute, training: bool, synthetic_only: bool
-) -> SelfTest:
     usable = usable_kernels(compute.device, compute.dtype)
     slower = usable[usable.index(compute.kernel) + 1 :] if compute.kernel in usable else []
     packed = [compute.kernel, *slower] if compute.kernel != SEPARATE else []
     for kernel, following in pairwise((*packed, SEPARATE)):
         try:
-            by_kernel = replace(compute, kernel=kernel)
-            return check_kernel(model, packs, by_kernel, training=training, synthetic_only=synthetic_only)
+            return check_kernel(model, packs, replace(compute, kernel=kernel), training=training)
         except Unpackable as error:
             print(f"{error}. {INSTEAD if following == SEPARATE else f'Trying kernel {following}'}", flush=True)
     return check_kernel(model, packs, replace(compute, kernel=SEPARATE), training=training)
@@ -145,12 +119,10 @@ def check_kernel(
     compute: Compute,
     *,
     training: bool,
-    synthetic_only: bool = False,
 ) -> SelfTest:
     """Return a passed self-test with the kernel of `compute`, which stays switched on; Unpackable if packed forwards are wrong,
     or fail. Prints why mixers don't run by their own kernels."""
     prefixes = not packs or any(rows.has_prefixes for rows in packs)
-    packs = [] if synthetic_only else packs
     if offer_own_kernels(model, compute.kernel != SEPARATE and not prefixes, compute.device):
         try:
             return _check_kernel(model, packs, compute, prefixes, training)
@@ -202,14 +174,14 @@ def _check_kernel(
     return _allow(model, compute, prefixes, max(shares))
 
 
-def _allow(model: PreTrainedModel, compute: Compute, prefixes: bool, share: float, note: str = "") -> SelfTest:
+def _allow(model: PreTrainedModel, compute: Compute, prefixes: bool, share: float) -> SelfTest:
     """Set up packed forwards of a model that passes, and return the test."""
     use_kernel(model, compute.kernel)
     allow_packed(model, compute.kernel, prefixes)
     _chunk_head(model, compute)
     tested = SelfTest(compute=compute, share=share, mixers=way_of_mixers(model))
-    mixers = tested.mixers and f"mixers {tested.mixers}"
-    how = ", ".join(filter(None, (f"kernel {compute.kernel}", str(compute.dtype), mixers, note)))
+    mixers = f", mixers {tested.mixers}" if tested.mixers else ""
+    how = f"kernel {compute.kernel}, {compute.dtype}{mixers}"
     print(f"self-test: packed = separate within {share:.1e} of the logits ({how})", flush=True)
     return tested
 
@@ -265,7 +237,7 @@ def _difference_from_separate(
                 choices.begin(tokens_1L)
                 with compute.autocast(), choices:
                     separate.append(logits_at(model, inputs, columns)[0])
-                    check_finite(model, inputs, separate[-1], compute.dtype)
+                _check_finite(model, separate[-1], compute)
         use_kernel(model, compute.kernel)
         choices.repeating = True
         with choices:
@@ -278,6 +250,16 @@ def _difference_from_separate(
     document, start = layout.segment_of[worst], layout.starts[layout.segment_of[worst]]
     where = f", most at token {worst - start + 1} of document {document + 1} of {len(layout.lengths)}"
     return difference_quantile(shares_N, compute.dtype), where
+
+
+def _check_finite(model: PreTrainedModel, logits: torch.Tensor, compute: Compute) -> None:
+    # Tokens that a model never generates have -infinity.
+    if not (logits < torch.inf).all():
+        precision = "" if compute.dtype == torch.float32 else "set training.precision: float32, or "
+        raise SnaketuneError(
+            f"logits of this {model.config.model_type} aren't finite in {compute.about()['dtype']}, computed for one document "
+            f"by its own attention; {precision}use an undamaged checkpoint of the model"
+        )
 
 
 @torch.no_grad()

@@ -11,8 +11,6 @@ from snaketune.stages.table import STAGES
 
 # Below the work folders: values of single rows, by cache key (`stages/cache/row_store.py`). A name with a dot is no stage.
 ROWS = ".rows"
-# Records of passed self-tests (`training/self_test_records.py`).
-SELF_TESTS = ".self-tests"
 # Of unfinished work: files that are named by the keys of the rows that it adds.
 ADDED_ROWS = "state/rows/*"
 RESUMES = "resumes when its config runs again; remove the folder yourself if it won't"
@@ -51,9 +49,6 @@ def clean(work_root: Path, *, remove: bool, named: Collection[Path] = ()) -> Non
         total += freed
         if remove:
             shutil.rmtree(folder)
-    if remove:
-        # A few bytes each, and made again when they are missed.
-        shutil.rmtree(work_root / SELF_TESTS, ignore_errors=True)
     for folder, megabytes in unnamed.items():
         print(f"kept {folder}: published, but this config doesn't name it; {megabytes:.1f} MB")
     if unnamed:

@@ -118,11 +118,6 @@ class RowStore:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
 
-    def discard(self) -> None:
-        for path in self._files():
-            path.unlink(missing_ok=True)
-        self._added = []
-
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("[!.]*.arrow")) if self.usable else []
 

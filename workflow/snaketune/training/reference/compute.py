@@ -80,7 +80,7 @@ def build(
             # Free the first model before the second is loaded.
             model = logps.model = None
             logps.model, _ = reference.load(compute, packs, merged=True)
-        passed[-1].compute_missing(rows, tested.compute.dtype, what)
+        passed[-1].compute_missing(rows, what)
         parts_of_table.append(logps_table(passed[-1], split, parts_of_table[0].schema))
     table = sort_rows(pa.concat_tables(parts_of_table))
     check_finite(
@@ -100,10 +100,6 @@ def build(
             "pairs_computed": computed,
             "tokens_computed": tokens,
             "tokens": sum(unit.tokens for logps in passed for unit in logps.units),
-            # Nats per token, of some pairs that were reused and computed again; 0.0: the same bits.
-            "reused_difference": max(
-                (logps.difference for logps in passed if logps.difference is not None), default=None
-            ),
             "device": str(compute.device),
             "self_test_share": tested.share,
         },

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from snaketune.artifacts.manifest import Artifact, rebuild_command
+from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
 from snaketune.engine.model.devices import resolve_compute
 from snaketune.engine.model.packing_support import with_supported_kernel
@@ -22,7 +22,6 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import RefLogpsSpec
 from snaketune.tables import read_table, write_table
 from snaketune.training.reference import logps_table as logps
-from snaketune.training.reference.cache_key import kernel_family
 from snaketune.training.reference.compute import build as compute_logps
 from snaketune.training.reference.frozen_model import FrozenModel
 
@@ -71,31 +70,11 @@ def build(
 
 def parts_of(model: FrozenModel, pack: Artifact, operation: Execution) -> list[Artifact]:
     """The parts of a model's pass over a pack; SnaketuneError if one belongs to another pass."""
-    spec = model.spec
     pattern = Path(operation.parts)
     manifests = pattern.parent.parent.glob(f"{pattern.parent.name}/{pattern.name}")
     parts = [result_at(path) for path in sorted(manifests)]
-    compute = with_supported_kernel(resolve_compute(spec.precision), model.stack().config(), dropout=False)
-    entries = {
-        "model": [result.content for result in model.results],
-        "rows": [pack.content],
-        "dtype": compute.about()["dtype"],
-        "spec": spec.model_dump(mode="json"),
-        "kernel": kernel_family(compute.kernel),
-    }
+    compute = with_supported_kernel(resolve_compute(model.spec.precision), model.stack().config(), dropout=False)
+    computed = {"model": model.results, "pairs": pack.content, "share_kernels": operation.share_kernels}
     for part in parts:
-        manifest, inputs = part.manifest, part.manifest["inputs"]
-        stored_entries = {
-            "model": inputs["model"] + inputs["base_layers"],
-            "rows": inputs["pack"],
-            "dtype": manifest["dtype"],
-            "spec": {key: value for key, value in manifest["spec"].items() if key not in ("part", "parts")},
-            "kernel": kernel_family(manifest["kernel"]),
-        }
-        if different := logps.differences(entries, stored_entries, operation.share_kernels):
-            hint = "; `reference_pass.share_kernels: true` accepts it" if list(different) == ["kernel"] else ""
-            raise SnaketuneError(
-                f"{part.manifest_path} is not a part of this reference ({'; '.join(different.values())}){hint}; rebuild it "
-                f"with: {rebuild_command(part.manifest_path)}"
-            )
+        logps.check_computed_alike(part, compute, **computed)
     return parts

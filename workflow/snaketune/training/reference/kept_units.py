@@ -4,8 +4,7 @@
 Units that an earlier pass computed are reused, also from a pass that was killed. Rows without any such unit are computed as
 they are, in the batches of a pass that reuses nothing; the missing units of other rows are put into rows of their own. A unit's
 bits don't depend on what it is computed with, where the kernel is `sdpa` on a CPU with one thread and the model is dense (no
-experts, no layers with a state). Elsewhere they may depend on it, as between two passes over the same rows; so some of the
-reused units are computed again, and the largest difference is reported. Beyond rounding, nothing is reused.
+experts, no layers with a state). Elsewhere the last bits may depend on it, as they do between two passes over the same rows.
 """
 
 import time
@@ -15,18 +14,14 @@ from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from snaketune.engine.packing.rows import PackedRows
 from snaketune.engine.packing.units import Unit, UnitRows
-from snaketune.engine.reference_check import OUTLIER, ROUNDING
 from snaketune.progress import progress
 from snaketune.stages.cache.row_store import RowStore
 from snaketune.stages.cache.work_folders import WorkFolder
 
 SECONDS_BETWEEN_FILES = 20.0
-# Reused units that are computed again: one, and one for so many missing ones, at most CHECKED.
-MISSING_PER_CHECKED, CHECKED = 8, 8
 
 
 class UnitValues(Protocol):
@@ -49,7 +44,7 @@ class UnitValues(Protocol):
         ...
 
     def logps(self, value: bytes, unit: Unit) -> tuple[np.ndarray, np.ndarray]:
-        """Summed log-probabilities in nats, and over how many tokens: by what values are compared and checked."""
+        """Summed log-probabilities in nats, and over how many tokens."""
         ...
 
 
@@ -60,7 +55,6 @@ class KeptUnits:
     Attributes:
         values: by digest of the unit.
         computed, tokens: what was missing and was computed, as `of.count` counts it, and all tokens that were.
-        difference: the largest difference between a reused and a computed unit in nats per token; None if none was compared.
     """
 
     work: WorkFolder
@@ -70,7 +64,6 @@ class KeptUnits:
     values: dict[bytes, bytes] = field(init=False)
     computed: int = 0
     tokens: int = 0
-    difference: float | None = None
 
     def __post_init__(self) -> None:
         self.values = self.store.find(unit.digest for unit in self.units)
@@ -80,35 +73,19 @@ class KeptUnits:
     def missing(self) -> list[Unit]:
         return [unit for unit in self.units if unit.digest not in self.values]
 
-    def compute_missing(self, rows: PackedRows, dtype: torch.dtype, what: str) -> None:
-        """Compute the missing units of `rows`. Args: dtype: of the computation; what: names it in messages."""
+    def compute_missing(self, rows: PackedRows, what: str) -> None:
+        """Compute the missing units of `rows`. Args: what: names the pass in messages."""
         missing = self.missing
-        reused = [unit for unit in self.units if unit.digest in self.values]
-        if reused:
+        if len(missing) < len(self.units):
             tokens, total = (sum(unit.tokens for unit in units) for units in (missing, self.units))
+            reused = self._count(self.units) - self._count(missing)
             print(
-                f"{what}: {self._count(reused)} {self.of.noun} that an earlier attempt or pass computed are reused; "
+                f"{what}: {reused} {self.of.noun} that an earlier attempt or pass computed are reused; "
                 f"{tokens} of {total} tokens to compute",
                 flush=True,
             )
         if not missing:
             return
-        checked = reused[:: -(-len(reused) // min(CHECKED, 1 + len(missing) // MISSING_PER_CHECKED))] if reused else []
-        new = self._compute(rows, missing, checked, what)
-        self.difference = max((self._difference(unit, new[unit.digest]) for unit in checked), default=None)
-        self.values |= new
-        if self.difference is not None and not self.difference <= OUTLIER[dtype] * ROUNDING[dtype]:
-            print(
-                f"{what}: reused {self.of.noun} differ by {self.difference:.2g} nats per token: all are computed again",
-                flush=True,
-            )
-            self.store.discard()
-            again = [unit for unit in reused if unit.digest not in new]
-            self.values |= self._compute(rows, again, [], what)
-            self.store.add(new)
-        self.store.merge()
-
-    def _compute(self, rows: PackedRows, missing: list[Unit], checked: list[Unit], what: str) -> dict[bytes, bytes]:
         wanted, whole, others = {unit.digest for unit in missing}, {}, []
         for row, units in groupby(self.units, key=lambda unit: unit.row):
             row_units = list(units)
@@ -116,8 +93,8 @@ class KeptUnits:
                 whole[row] = row_units
             else:
                 others += [unit for unit in row_units if unit.digest in wanted]
-        apart = UnitRows(rows, [*others, *checked])
-        found, waiting, last = {}, {}, time.monotonic()
+        apart = UnitRows(rows, others)
+        waiting, last = {}, time.monotonic()
 
         def results():
             for source, groups in ((rows, whole), (apart, dict(enumerate(apart.groups)))):
@@ -127,22 +104,18 @@ class KeptUnits:
 
         total = self._count(missing)
         for units, values in progress(results(), what, self.of.noun, total, lambda result: self._count(result[0])):
-            self.computed += self._count(unit for unit in units if unit.digest in wanted)
+            self.computed += self._count(units)
             self.tokens += sum(unit.tokens for unit in units)
-            found |= values
+            self.values |= values
             # Values that aren't finite fail the stage, and are computed again.
             finite = (unit.digest for unit in units if np.isfinite(self.of.logps(values[unit.digest], unit)[0]).all())
-            waiting |= {digest: values[digest] for digest in finite if digest in wanted}
+            waiting |= {digest: values[digest] for digest in finite}
             if time.monotonic() - last >= SECONDS_BETWEEN_FILES:
                 self.work.check_held()
                 self.store.add(waiting)
                 waiting, last = {}, time.monotonic()
         self.store.add(waiting)
-        return found
+        self.store.merge()
 
     def _count(self, units: Iterable[Unit]) -> int:
         return sum(map(self.of.count, units))
-
-    def _difference(self, unit: Unit, new: bytes) -> float:
-        kept, counts = self.of.logps(self.values[unit.digest], unit)
-        return float((np.abs(kept - self.of.logps(new, unit)[0]) / np.maximum(counts, 1)).max())

@@ -9,8 +9,6 @@ belongs to the right model. Rows are sorted by split (train first), id and compl
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +18,8 @@ from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.engine.model.devices import Compute
 from snaketune.engine.model.kernels import SEPARATE
 from snaketune.errors import SnaketuneError
-from snaketune.stages.specs import DpoSpec
 from snaketune.tables import read_table
-from snaketune.training.reference.cache_key import identity, kernel_family
+from snaketune.training.reference.cache_key import kernel_family
 
 FILE = "logps.arrow"
 COMPLETIONS = ("chosen", "rejected")
@@ -96,77 +93,43 @@ def check_finite(table: pa.Table, where: str) -> None:
                     )
 
 
-def check_ref_logps(
-    artifact: Artifact,
-    spec: DpoSpec,
-    *,
-    model: Sequence[Artifact],
-    pack: Artifact,
-    compute: Compute,
-    share_kernels: bool,
+def check_computed_alike(
+    artifact: Artifact, compute: Compute, *, model: Sequence[Artifact], pairs: str | None, share_kernels: bool
 ) -> None:
-    """Refuse reference log-probabilities of another model, of other pairs, or from another computation: exactly those with
-    another cache key (`training.reference.cache_key`).
+    """Refuse log-probabilities of another model's result, of other pairs, or computed otherwise than here (another machine).
+    What the spec says of them is in their cache key (`training.reference.cache_key`).
+
+    Documents that were run separately differ from no kernel: every one has to compute what they compute, and models for which
+    none does are found only when they are loaded.
 
     Args:
-        model: the results that the reference consists of, if it is no external model.
+        model: the results that the model consists of; empty for an external one.
+        pairs: the digest of the pairs, or of the rows, that the artifact counts.
         share_kernels: whether log-probabilities from another attention kernel are accepted.
     Raises:
         SnaketuneError: names what differs, and the command that computes the right ones.
     """
     manifest = artifact.provenance
-    inputs, made_spec = manifest["inputs"], manifest["spec"]
-    other, outside = spec.reference is not None, not inputs.get("model")
-    external = None if spec.reference == "result" else spec.reference
-    # A local folder is identified by its content, not by its path.
-    named = not (outside and external and Path(external.path).is_dir())
-    # The data type in which the reference is loaded: another model isn't quantized and has no float32 master weights.
-    weights = compute.weights_dtype(frozen=other or spec.lora is not None)
-    entries = {
-        "model": [] if external else [result.content for result in model],
-        "pairs": [pack.provenance.get("pairs")],
-        "dtype": compute.about()["dtype"],
-        "weights_dtype": str(weights).removeprefix("torch."),
-        "kernel": kernel_family(compute.kernel),
-        "quantization": None if other or not spec.quantization else spec.quantization.model_dump(mode="json"),
-        "adapter unmerged": spec.continued and not other,
-        "reference": identity(external, named=named),
+    inputs, kernel = manifest["inputs"], kernel_family(manifest["kernel"])
+    compared = {
+        "model": (inputs.get("model", []) + inputs.get("base_layers", []), [result.content for result in model]),
+        "pairs": (inputs.get("pack"), [pairs]),
+        "dtype": (manifest["dtype"], compute.about()["dtype"]),
     }
-    stored_entries = {
-        "model": inputs.get("model", []) + inputs.get("base_layers", []),
-        "pairs": inputs.get("pack"),
-        "dtype": manifest.get("dtype"),
-        "weights_dtype": manifest.get("weights_dtype"),
-        "kernel": kernel_family(manifest.get("kernel")),
-        "quantization": made_spec["quantization"],
-        "adapter unmerged": made_spec.get("apart", False),
-        "reference": identity(made_spec["base"], named=named) if outside else None,
-    }
-    if different := differences(entries, stored_entries, share_kernels):
-        only_kernels = list(different) == ["kernel"]
+    if not (share_kernels or kernel == SEPARATE):
+        compared["kernel"] = kernel, kernel_family(compute.kernel)
+    if different := [what for what, (there, here) in compared.items() if there != here]:
+        differences = "; ".join(f"{what}: {compared[what][0]} there, {compared[what][1]} here" for what in different)
         accepts = "The two kernels agree except for rounding: `reference_pass.share_kernels: true` accepts them. "
         raise SnaketuneError(
-            f"{artifact.manifest_path} doesn't belong to this run ({'; '.join(different.values())}). "
-            f"{accepts if only_kernels else ''}{_rebuild_hint(artifact)}"
+            f"{artifact.manifest_path} doesn't belong to this run ({differences}). "
+            f"{accepts if different == ['kernel'] else ''}{_rebuild_hint(artifact)}"
         )
 
 
-def differences(entries: dict[str, Any], stored_entries: dict[str, Any], share_kernels: bool) -> dict[str, str]:
-    """Describe what differs between this computation and a stored one, by key; `share_kernels` leaves out the kernel.
-
-    Documents that were run separately differ from no kernel: every one has to compute what they compute, and models for which
-    none does are found only when they are loaded.
-    """
-    share_kernels = share_kernels or stored_entries["kernel"] == SEPARATE
-    return {
-        what: f"{what}: {stored_entries[what]} there, {here} here"
-        for what, here in entries.items()
-        if stored_entries[what] != here and not (share_kernels and what == "kernel")
-    }
-
-
 def _rebuild_hint(artifact: Artifact) -> str:
-    work_folder = f"results/.work/ref_logps/{artifact.provenance.get('fingerprint')}"
+    manifest = artifact.provenance
+    work_folder = f"results/.work/{manifest.get('stage')}/{manifest.get('fingerprint')}"
     return f"Rebuild it here with: rm -r {work_folder} && {rebuild_command(artifact.manifest_path)}"
 
 

@@ -126,7 +126,7 @@ def build(
         what = f"teacher, {split}"
         top = TopTokens(model, tested.compute, what, k, spec.temperature, chat.vocab_size)
         kept[split] = KeptUnits(work=work, store=store, of=top, units=find_units(rows, numbers))
-        kept[split].compute_missing(rows, tested.compute.dtype, what)
+        kept[split].compute_missing(rows, what)
         _write(work, split, _tables(kept[split], top, numbers, pack))
     seconds = time.monotonic() - started
     losses = {split: _loss(units) for split, units in kept.items()}
@@ -138,9 +138,6 @@ def build(
             "tokens_per_second": round(sum(units.tokens for units in kept.values()) / seconds, 1),
             "tokens_computed": computed,
             "tokens": sum(unit.tokens for units in kept.values() for unit in units.units),
-            "reused_difference": max(
-                (units.difference for units in kept.values() if units.difference is not None), default=None
-            ),
             "device": str(compute.device),
             "self_test_share": tested.share,
         },
