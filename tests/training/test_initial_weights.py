@@ -15,9 +15,9 @@ from snaketune.config.base_models import Pretrained
 from snaketune.config.lora import Lora, Quantization
 from snaketune.engine.model.devices import resolve_compute
 from snaketune.errors import SnaketuneError
-from snaketune.evaluation import model_scores
 from snaketune.models.adapter_stack import ADAPTER
 from snaketune.models.load_model import load_pretrained
+from snaketune.sampling import sampled
 from snaketune.stages.specs import DpoSpec, RefLogpsSpec
 from snaketune.tables import read_table
 from snaketune.training import dpo
@@ -159,7 +159,7 @@ def test_a_run_with_negligible_learning_rate_has_rewards_of_zero(
 ):
     """Despite rounding in merging adapters, the evaluated model is the one that its run started from."""
     precision = settings.get("precision", "auto")
-    monkeypatch.setattr(model_scores, "resolve_compute", lambda _: resolve_compute(precision))
+    monkeypatch.setattr(sampled, "resolve_compute", lambda _: resolve_compute(precision))
     base, chain = base_in(tmp_path), Chain(tmp_path, tokenizer, merge)
     sft = chain.sft("sft", base, FIRST, learning_rate=0.05, **settings)
     options = KINDS[kind]
