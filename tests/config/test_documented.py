@@ -11,6 +11,7 @@ import yaml
 from snaketune.config import (
     base,
     base_models,
+    corpora,
     corpus_sources,
     doctor,
     evaluations,
@@ -43,6 +44,7 @@ def models() -> set[str]:
     return {
         name
         for module in (
+            corpora,
             corpus_sources,
             tokenizers,
             training_runs,
@@ -69,7 +71,7 @@ def models() -> set[str]:
         and value
         not in (
             base.Model,
-            corpus_sources.CorpusContent,
+            corpora.CorpusContent,
             held_out.Selection,
             training_runs.Learning,
             training_runs.Optimization,

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.corpus_sources import Corpus
+from snaketune.config.corpora import Corpus
 from snaketune.corpus import assembly, decide, filter, read
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome

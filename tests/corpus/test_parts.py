@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from snaketune.config.corpus_sources import Corpus, Source
+from snaketune.config.corpora import Corpus
+from snaketune.config.corpus_sources import Source
 from snaketune.corpus import last_pass
 from snaketune.corpus.layouts.canonical import FileChecks
 from snaketune.corpus.reading.ranges import LineSpan, Range

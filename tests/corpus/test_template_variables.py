@@ -8,7 +8,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from snaketune.config.corpus_sources import Corpus, CorpusContent, Source
+from snaketune.config.corpora import Corpus, CorpusContent
+from snaketune.config.corpus_sources import Source
 from snaketune.corpus.layouts.canonical import canonical_rows
 from snaketune.corpus.rows import SCHEMAS, VARIABLES, Malformed, RawRow, content_hash
 from snaketune.tables import read_table

@@ -21,7 +21,7 @@ MODULES = code.Modules().files
 COMPUTED = {
     "config.base.check_plain": "refuses paths",
     "config.base_models.RopeScaling.longest": "another class' in stages; the config compares it with row lengths",
-    "config.corpus_sources.PersonalData": "the kinds that a report lists",
+    "config.corpora.PersonalData": "the kinds that a report lists",
     "config.corpus_sources.Reasoning": "a type",
     "config.corpus_sources.Source.entry": "the lines of a config to paste, in errors",
     "config.generation.Engine": "a type",
@@ -66,7 +66,6 @@ EXCLUDED_FROM_DIGEST = {
     "servers.client": "sends requests again until they are answered; what is asked and read is in sampling.completions",
     "servers.usage": "counts requests, and ends a job",
     "stages.cache.attempt": "refuses files that changed; threads are in the manifest",
-    "stages.cache.clean": "the name of a folder",
     "stages.cache.code_digest": "digests in keys of kept rows; a change of them computes these again",
     "stages.cache.fingerprint": "digests in keys of kept rows; a change of them computes these again",
     "stages.cache.libraries": "versions in manifests",

@@ -161,7 +161,7 @@ def test_a_template_joins_lists_by_lines():
 def test_fields_that_contradict_each_other_are_refused(fields, says):
     from pydantic import ValidationError
 
-    from snaketune.config.corpus_sources import Fields
+    from snaketune.config.row_fields import Fields
 
     with pytest.raises(ValidationError, match=says):
         Fields(**fields)

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from snaketune import patterns
-from snaketune.config.corpus_sources import Cleaning
+from snaketune.config.corpora import Cleaning
 from snaketune.corpus.rows import Conversation, Dropped, Malformed, Preference
 from snaketune.corpus.selecting.cleaning import Cleaner
 from snaketune.errors import SnaketuneError
@@ -86,7 +86,7 @@ seen = []
 sys.addaudithook(lambda event, _: seen.append(event) if event.startswith(("socket.", "urllib.")) else None)
 threading.Thread.start = lambda self: seen.append("thread")
 from snaketune import patterns
-from snaketune.config.corpus_sources import Cleaning
+from snaketune.config.corpora import Cleaning
 from snaketune.corpus.selecting.cleaning import Cleaner
 from snaketune.corpus.rows import Conversation
 cleaner = Cleaner(Cleaning(mask_personal_data=("email", "phone")))

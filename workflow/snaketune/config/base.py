@@ -69,6 +69,24 @@ TrainedModel = Annotated[str, Field(pattern=f"^(sft|dpo):{NAME_PATTERN}$"), name
 RewardReference = Annotated[str, Field(pattern=f"^reward:{NAME_PATTERN}$"), names("")]
 
 
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+    return pattern
+
+
+def _with_one_group(pattern: str) -> str:
+    if (groups := re.compile(pattern).groups) != 1:
+        raise ValueError(f"expected exactly one group in parentheses, found {groups}")
+    return pattern
+
+
+Regex = Annotated[str, AfterValidator(_compiles)]
+RegexWithOneGroup = Annotated[Regex, AfterValidator(_with_one_group)]
+
+
 class Model(BaseModel):
     """A config section: immutable, with unknown keys refused. Docstrings of its attributes become descriptions in the schema
     (docs/write_config.py)."""

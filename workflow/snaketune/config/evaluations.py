@@ -12,9 +12,9 @@ from snaketune.config.base import (
     Model,
     ModelReference,
     PositiveInt,
+    RegexWithOneGroup,
     SftName,
 )
-from snaketune.config.corpus_sources import RegexWithOneGroup
 from snaketune.config.generation import Engine, EngineChoice, Generation
 from snaketune.config.judging import PairJudge
 from snaketune.config.packing import Packing

@@ -4,8 +4,7 @@ from typing import Self
 
 from pydantic import model_validator
 
-from snaketune.config.base import LocalPath, ModelReference, PositiveInt
-from snaketune.config.corpus_sources import RegexWithOneGroup
+from snaketune.config.base import LocalPath, ModelReference, PositiveInt, RegexWithOneGroup
 from snaketune.config.generation import Engine, EngineChoice, Server
 
 

@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from snaketune.config.base import Model, PositiveFloat, PositiveInt
-from snaketune.config.corpus_sources import Regex
+from snaketune.config.base import Model, PositiveFloat, PositiveInt, Regex
 
 ModuleName = Annotated[str, Field(min_length=1)]
 # Initial adapters that take the place of a part of the base weights, which are changed to those that remain.

@@ -17,7 +17,8 @@ All corpora of a run hold out the same prompts, or one of them would train on wh
 from typing import Any
 
 from snaketune.config.base import Reference
-from snaketune.config.corpus_sources import Corpus, Source
+from snaketune.config.corpora import Corpus
+from snaketune.config.corpus_sources import Source
 from snaketune.config.nested import changed
 from snaketune.config.sampling import Sample
 from snaketune.config.scoring import Score

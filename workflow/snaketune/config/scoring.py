@@ -9,12 +9,12 @@ from snaketune.config.base import (
     Model,
     PositiveFloat,
     PositiveInt,
+    RegexWithOneGroup,
     Revision,
     RewardReference,
     SampleName,
     ScoreName,
 )
-from snaketune.config.corpus_sources import RegexWithOneGroup
 from snaketune.config.judging import ResponseJudge
 
 

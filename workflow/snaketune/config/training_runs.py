@@ -12,12 +12,12 @@ from snaketune.config.base import (
     Name,
     PositiveFloat,
     PositiveInt,
+    Regex,
     TokenizerName,
     TrainedModel,
     names,
 )
 from snaketune.config.base_models import Base, Pretrained, Scratch, Seed
-from snaketune.config.corpus_sources import Regex
 from snaketune.config.distillation import Distill
 from snaketune.config.held_out import Race, Selection, SnapshotShare, snapshot_name
 from snaketune.config.lora import Lora, LoraOrContinued, Quantization

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from snaketune.config.base import NAME_PATTERN, Model, Name, PositiveFloat, Revision, TrainedModel, names
-from snaketune.config.corpus_sources import Corpus
+from snaketune.config.corpora import Corpus
 from snaketune.config.doctor import Doctor
 from snaketune.config.evaluations import Evaluation, Report
 from snaketune.config.lora import Lora

@@ -6,7 +6,8 @@ Passed from the rule to the command as one text. Imported by planning, so it imp
 import json
 
 from snaketune.config.base import Model
-from snaketune.config.corpus_sources import CorpusContent, EmptyReasoning, Reasoning
+from snaketune.config.corpora import CorpusContent
+from snaketune.config.corpus_sources import EmptyReasoning, Reasoning
 from snaketune.config.packing import TrainOn
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.job import Job

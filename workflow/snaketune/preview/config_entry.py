@@ -13,7 +13,9 @@ from typing import Any
 
 import yaml
 
-from snaketune.config.corpus_sources import CorpusContent, Fields, Source
+from snaketune.config.corpora import CorpusContent
+from snaketune.config.corpus_sources import Source
+from snaketune.config.row_fields import Fields
 from snaketune.corpus.values.turns import are_turns
 from snaketune.preview.reading import Reading
 

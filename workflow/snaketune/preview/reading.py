@@ -8,7 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
-from snaketune.config.corpus_sources import Cleaning, Frame, Repair, Source
+from snaketune.config.corpora import Cleaning, Repair
+from snaketune.config.corpus_sources import Frame, Source
 from snaketune.corpus.layouts.canonical import canonical_rows
 from snaketune.corpus.layouts.recognise import UnknownLayout
 from snaketune.corpus.layouts.unstated import UnstatedColumns, values_at

@@ -14,8 +14,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from snaketune.config.corpus_sources import Fields, Source
+from snaketune.config.corpus_sources import Source
 from snaketune.config.invalid_values import lines_of
+from snaketune.config.row_fields import Fields
 from snaketune.config.secrets import find_secret
 from snaketune.corpus.reading.sources import hub_name
 from snaketune.corpus.rows import TEXT

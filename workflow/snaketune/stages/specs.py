@@ -10,15 +10,8 @@ from typing import Any, Literal, TypeVar
 
 from snaketune.config.base import Fraction, Model
 from snaketune.config.base_models import Pretrained, Scratch
-from snaketune.config.corpus_sources import (
-    Cleaning,
-    CorpusContent,
-    EmptyReasoning,
-    NearDuplicates,
-    Reasoning,
-    Repair,
-    Source,
-)
+from snaketune.config.corpora import Cleaning, CorpusContent, NearDuplicates, Repair
+from snaketune.config.corpus_sources import EmptyReasoning, Reasoning, Source
 from snaketune.config.distillation import DistillLoss
 from snaketune.config.evaluations import ExactMatch, Report, TaskSettings
 from snaketune.config.generation import Decoding, Generation

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 
-from snaketune.config.corpus_sources import Cleaning
+from snaketune.config.corpora import Cleaning
 from snaketune.corpus.rows import Dropped, Malformed, Preference, Row, roles_and_texts
 from snaketune.errors import SnaketuneError
 from snaketune.patterns import search

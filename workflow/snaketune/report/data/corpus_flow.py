@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from snaketune.config.corpus_sources import PersonalData
+from snaketune.config.corpora import PersonalData
 from snaketune.publishing.results import Result
 from snaketune.report.data.results import ResultSet, by_whole
 from snaketune.text import NOTHING, clean

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from snaketune.config.corpus_sources import Corpus, Source
+from snaketune.config.corpora import Corpus
+from snaketune.config.corpus_sources import Source
 from snaketune.locations import located, size_of
 
 BYTES_PER_PART, MAX_PARTS = 256_000_000, 128

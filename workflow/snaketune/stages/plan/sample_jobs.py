@@ -10,7 +10,7 @@ The table reads its parts, but isn't stale where they are missing: like those of
 from pathlib import Path
 
 from snaketune.config.base_models import Pretrained
-from snaketune.config.corpus_sources import Corpus
+from snaketune.config.corpora import Corpus
 from snaketune.config.generation import Server
 from snaketune.config.operation import Execution
 from snaketune.stages.job import Job
