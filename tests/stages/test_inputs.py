@@ -117,7 +117,12 @@ def test_the_planner_counts_what_the_fingerprint_does(stage, role):
 
 
 # Modules that read the manifest as it is: to refuse an input, or to describe it.
-PROVENANCE = {"models.adapter_stack", "training.reference.logps_table", "training.reference.teacher_file"}
+PROVENANCE = {
+    "models.adapter_stack",
+    "training.prepared_dpo",
+    "training.reference.logps_table",
+    "training.reference.teacher_file",
+}
 
 
 def test_no_stage_reads_entries_that_no_stage_counts():
