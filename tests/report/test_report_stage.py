@@ -350,6 +350,15 @@ def test_raw_rows_have_no_packing_figures(results):
     assert "<figure>" not in page
 
 
+def test_each_count_of_a_pack_has_its_line(results):
+    counted = {"split": {"rows": 1002, "pieces": 2005}, "mismatched_tokens": 77}
+    results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer(), long=3, cut=2, shared=50, **counted)
+    page = (results.report()[1] / "packing.html").read_text("utf-8")
+    for line in ("dropped: longer than row", "truncated to fit", "stored once", "repeated after other prompts"):
+        assert line in page
+    assert "1,002 into 2,005 parts" in page and "+ 77" in page
+
+
 def test_the_parts_of_a_result_share_a_row_of_the_job_table(results):
     results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer(), tokenized={"parts": 12})
     _, pages = results.report()

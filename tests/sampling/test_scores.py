@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from multiprocessing.context import SpawnProcess
 
 import pytest
 
@@ -98,6 +99,15 @@ def test_ctrl_c_ends_a_call_and_its_process(tmp_path):
         scorer.score(request)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_why_a_process_does_not_start_is_raised(tmp_path, monkeypatch):
+    def start(process: SpawnProcess) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SpawnProcess, "start", start)
+    with pytest.raises(KeyboardInterrupt), Scorer(tmp_path / "scorer.py", 1) as scorer:
+        scorer.score({})
 
 
 def test_a_function_may_print_to_any_stream_and_start_processes(scored, capfd):

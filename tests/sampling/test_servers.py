@@ -13,13 +13,15 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base_models import Pretrained
 from snaketune.config.generation import Decoding, Server
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
+from snaketune.models.adapter_stack import ADAPTER
 from snaketune.sampling.completions import Completions
 from snaketune.sampling.engines import resolve
 from snaketune.sampling.generation_check import MODES
@@ -248,6 +250,46 @@ def test_vllm_serves_an_adapter_unmerged(vllm, folder, chat, prompts, tmp_path):
     adapted = ours(folder, chat, prompts, model.merge_and_unload())
     assert adapted != ours(folder, chat, prompts)
     assert_same(collected(vllm_engine(vllm, folder, served=served), prompts), adapted)
+
+
+def test_vllm_is_given_a_folder_an_adapter_or_a_merged_copy(folder, chat, prompts, tmp_path):
+    def sampled(base: Pretrained | None, *results: Artifact) -> Sampled:
+        return Sampled(
+            results=results,
+            base=base,
+            trust_remote_code=False,
+            tokenizer=artifact(folder),
+            decoding=Decoding(max_new_tokens=12),
+            frozen=True,
+            base_files=[],
+            operation=Execution(),
+            work=WorkFolder(tmp_path / "work"),
+        )
+
+    def adapted(name: str, **settings) -> tuple[Artifact, PeftModel]:
+        torch.manual_seed(1)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], **settings))
+        for parameter_name, weight in model.named_parameters():
+            if "lora_B" in parameter_name:
+                torch.nn.init.normal_(weight, std=0.3)
+        result = tmp_path / name / "model"
+        model.save_pretrained(result / ADAPTER)
+        model.config.save_pretrained(result)
+        provenance = {"base_dtype": "float32", "inputs": {}, "spec": {}}
+        made = artifact(result)
+        return Artifact(made.manifest_path, made.manifest | provenance, result), model
+
+    base = Pretrained(path=str(folder))
+    complete = artifact(folder)
+    assert sampled(base).served() == ServedModel(base=base)
+    assert sampled(None, complete).served() == ServedModel(base=base)
+    (plain, _), (other, model) = adapted("plain"), adapted("other", use_dora=True)
+    assert sampled(base, plain).served() == ServedModel(base=base, adapter=plain.folder / ADAPTER, rank=4)
+    copy = sampled(base, other).served()
+    assert copy == ServedModel(base=Pretrained(path=str(tmp_path / "work/state/served-model")))
+    merged = AutoModelForCausalLM.from_pretrained(copy.base.path, dtype=torch.float32)
+    assert_same(ours(folder, chat, prompts, merged), ours(folder, chat, prompts, model.merge_and_unload()))
 
 
 @pytest.mark.slow

@@ -74,8 +74,10 @@ class Scorer:
 
     def _end(self) -> None:
         if self.process:
-            self.process.kill()
-            self.process.join()
+            # It has no id if it couldn't be started.
+            if self.process.pid:
+                self.process.kill()
+                self.process.join()
             self.pipe.close()
             self.process = None
 
