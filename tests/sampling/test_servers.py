@@ -21,7 +21,7 @@ from snaketune.config.base_models import Pretrained
 from snaketune.config.generation import Decoding, Server
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
-from snaketune.models.adapter_stack import ADAPTER
+from snaketune.models.adapter_stack import ADAPTER, AdapterStack
 from snaketune.sampling.completions import Completions
 from snaketune.sampling.engines import resolve
 from snaketune.sampling.generation_check import MODES
@@ -252,7 +252,10 @@ def test_vllm_serves_an_adapter_unmerged(vllm, folder, chat, prompts, tmp_path):
     assert_same(collected(vllm_engine(vllm, folder, served=served), prompts), adapted)
 
 
-def test_vllm_is_given_a_folder_an_adapter_or_a_merged_copy(folder, chat, prompts, tmp_path):
+@pytest.fixture
+def sampled(folder, tmp_path):
+    """A model as it is sampled, by its base and its results."""
+
     def sampled(base: Pretrained | None, *results: Artifact) -> Sampled:
         return Sampled(
             results=results,
@@ -266,6 +269,21 @@ def test_vllm_is_given_a_folder_an_adapter_or_a_merged_copy(folder, chat, prompt
             work=WorkFolder(tmp_path / "work"),
         )
 
+    return sampled
+
+
+def test_a_model_that_fits_no_memory_is_refused_as_it_is_loaded(folder, sampled, monkeypatch):
+    def load(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(AdapterStack, "load", load)
+    with pytest.raises(
+        SnaketuneError, match=r"memory ran out while the model was loaded \(CUDA .*vllm with several gpus"
+    ):
+        sampled(Pretrained(path=str(folder))).on_device()
+
+
+def test_vllm_is_given_a_folder_an_adapter_or_a_merged_copy(folder, chat, prompts, sampled, tmp_path):
     def adapted(name: str, **settings) -> tuple[Artifact, PeftModel]:
         torch.manual_seed(1)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

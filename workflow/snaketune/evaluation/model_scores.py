@@ -109,7 +109,7 @@ def build(
     folder = Path(os.path.commonpath([path.parent for path in tasks])) if tasks else None
     tasks_at = prepared_tasks(spec.tasks, folder, tokenizer.folder, work.state) if spec.tasks else nullcontext()
     with tasks_at as prepared:
-        loaded = sampled.load().to(compute.device)
+        loaded = sampled.on_device()
         use_threads(loaded.config, compute)
         # Before the model's own attention is replaced.
         generates = bool(prepared or (wanted and cache is None))
@@ -150,7 +150,7 @@ def build(
         for name in spec.conversations:
             scores["conversations"][name]["exact_match"] = summarize([r for r in responses if r.corpus == name])
         if spec.kl:
-            start = replace(sampled, results=tuple(kl_from), base=spec.kl_base).load().to(compute.device)
+            start = replace(sampled, results=tuple(kl_from), base=spec.kl_base).on_device()
             answered = [cache.known[Request(ids).digest].tokens for ids in encoded]
             kl_by_response = kl_of_responses(loaded, start, encoded, answered, compute)
             for name in spec.conversations:

@@ -62,7 +62,7 @@ def engine_of(name: EngineName, sampled: Sampled, longest: int) -> Engine:
         python = find_vllm(operation.vllm)
         assert python
         return VllmEngine(python=python, sampled=sampled, longest=longest)
-    loaded = sampled.load().to(compute.device)
+    loaded = sampled.on_device()
     use_threads(loaded.config, compute)
     # Before the model's own attention is replaced.
     mode = choose_generation_mode(loaded, sampled.chat, compute)

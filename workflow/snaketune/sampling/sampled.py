@@ -13,6 +13,8 @@ from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.generation import Decoding
 from snaketune.config.operation import Execution
 from snaketune.engine.model.devices import Compute, resolve_compute
+from snaketune.engine.model.machine import is_out_of_memory
+from snaketune.errors import SnaketuneError, first_line
 from snaketune.models.adapter_stack import ADAPTER, AdapterStack, is_adapter_only
 from snaketune.models.load_model import read_config, set_special_tokens
 from snaketune.sampling.responses import Engine, ResponseCache
@@ -98,6 +100,18 @@ class Sampled:
         loaded = self.stack.load(self.compute.weights_dtype(frozen=self.frozen))
         set_special_tokens(loaded, self.chat)
         return loaded
+
+    def on_device(self) -> PreTrainedModel:
+        """`load`, on the device of `compute`; SnaketuneError if its memory runs out."""
+        try:
+            return self.load().to(self.compute.device)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise SnaketuneError(
+                f"memory ran out while the model was loaded ({first_line(error)}); use a device with more memory, or for "
+                "responses engine: vllm with several gpus"
+            ) from None
 
     def served(self) -> ServedModel:
         """The model for vLLM: the result's own folder; the base with the adapter of the result, unmerged; or a copy in the work
