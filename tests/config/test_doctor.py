@@ -66,6 +66,8 @@ def test_the_loss_of_sft_can_be_changed_and_that_of_dpo_cannot():
             {"changes": {"x": {"training.batch_rows": "many"}}},
             r"doctor\.changes\.x\.training\.batch_rows: found 'many'; expected a whole",
         ),
+        # Of two keys together.
+        ({"changes": {"x": {"lora.rank": 8}}}, r"doctor\.changes\.x: lora adapts a pretrained model"),
         ({"changes": {"x": {"packing.length": 2**15}}}, r"doctor\.changes\.x\.packing\.length: 32768 tokens"),
         ({"runs": ["sft:dmo"]}, r"doctor\.runs: there is no 'dmo' under `sft:`; did you mean 'demo'"),
         ({"runs": ["demo"]}, r"doctor\.runs\.0"),

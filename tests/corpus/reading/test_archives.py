@@ -177,12 +177,16 @@ def test_of_members_with_one_name_the_last_is_read(tmp_path, pack):
     assert prompts(read(tmp_path, pack(made.getvalue()))) == ["second"]
 
 
-def test_a_tar_that_does_not_fit_on_the_disk_for_temporary_files(tmp_path, monkeypatch):
+@pytest.mark.parametrize("rows", [100_000, 1])
+def test_a_tar_that_does_not_fit_on_the_disk_for_temporary_files(tmp_path, monkeypatch, rows):
+    """Also one that is smaller than what is written at a time."""
+    # As short as a tar may be, in one block of 512 bytes each.
+    monkeypatch.setattr(tarfile, "RECORDSIZE", tarfile.BLOCKSIZE)
     monkeypatch.setattr(archives, "TemporaryFile", partial(open, "/dev/full", "wb"))
     with pytest.raises(
         SnaketuneError, match=r"data/a\.bin .*doesn't fit uncompressed in /\S+; set TMPDIR to .*unpack it"
     ):
-        read(tmp_path, gzip.compress(tarred({"a.jsonl": lines("a") * 100_000})))
+        read(tmp_path, gzip.compress(tarred({"a.jsonl": lines("a") * rows})))
 
 
 def test_a_damaged_directory_of_a_zip_hides_no_member(tmp_path):

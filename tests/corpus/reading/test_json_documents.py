@@ -54,6 +54,11 @@ def test_infinity_is_refused(tmp_path, number):
 
 def test_nan_and_a_key_twice(tmp_path):
     assert read_rows(tmp_path, "a.jsonl", b'{"a": NaN, "a": 1}\n{"a": 1}\n') == ["duplicate_key", {"a": 1}]
+    # JSON lines by its first line, so that another malformed line is a row, too.
+    lines = b'{"a": 1, "a": 2}\n{"a": 1}\n{"a": \n{"a": 2}\n'
+    assert read_rows(tmp_path, "a.json", lines) == ["duplicate_key", {"a": 1}, "not_json", {"a": 2}]
+    document = b'{"a": {"b": 1, "b": 2},\n"c": 1}\n{"d": 1}\n'
+    assert read_rows(tmp_path, "a.json", document) == ["duplicate_key", {"d": 1}]
     assert read_rows(tmp_path, "a.json", b'[{"a": NaN}, {"b": 1, "b": 2}, {"c": 1}]') == [
         {"a": None}, "duplicate_key", {"c": 1}
     ]  # fmt: skip

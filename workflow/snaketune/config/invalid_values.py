@@ -45,6 +45,8 @@ FORMS = (
     ("(?:@0", "a name of letters, digits, `_`, `.` and `-`"),
 )
 SHOWN_CHARACTERS, SHOWN_KEYS = 120, 6
+# The key of an error in no single key.
+TOP_LEVEL = "(top level)"
 
 
 def lines_of(error: ValidationError, root: type[Model] = Workflow) -> list[str]:
@@ -70,7 +72,7 @@ def _key(location: tuple[Any, ...], root: type[Model]) -> str:
         elif not (names and isinstance(part, str) and MEMBER_OF_UNION.fullmatch(part)):
             names.append(str(part))
             models = _models_under(part, models)
-    return ".".join(names) or "(top level)"
+    return ".".join(names) or TOP_LEVEL
 
 
 def _lines(key: str, issues: list[Any], root: type[Model]) -> list[str]:

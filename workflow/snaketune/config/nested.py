@@ -37,7 +37,7 @@ def changed(key: str, run: Any, changes: dict[str, Any]) -> Any:
     """A run with other values of some keys; SnaketuneError if it isn't valid then. Args: key: of the changes; changes: by
     dotted key."""
     # It knows the whole config, whose models import this module.
-    from snaketune.config.invalid_values import lines_of
+    from snaketune.config.invalid_values import TOP_LEVEL, lines_of
 
     nested: dict[str, Any] = {}
     for dotted, value in changes.items():
@@ -45,5 +45,5 @@ def changed(key: str, run: Any, changes: dict[str, Any]) -> Any:
     try:
         return type(run).model_validate(merge_keys(run.model_dump(by_alias=True, exclude_unset=True), nested))
     except ValidationError as error:
-        lines = "\n".join(f"  {key}.{line}" for line in lines_of(error, type(run)))
+        lines = "\n".join(f"  {key}.{line}".replace(f".{TOP_LEVEL}", "", 1) for line in lines_of(error, type(run)))
         raise SnaketuneError(f"the config is wrong:\n{lines}") from None

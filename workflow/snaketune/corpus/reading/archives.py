@@ -12,7 +12,7 @@ import shutil
 import tarfile
 import zipfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from tempfile import TemporaryFile, gettempdir
 from typing import IO, BinaryIO, NamedTuple
@@ -180,9 +180,12 @@ def tar_members(opener: Opener, display_name: str) -> Iterator[Member]:
 def _copy(file: BinaryIO, copy: IO[bytes], display_name: str) -> None:
     try:
         shutil.copyfileobj(file, copy, BYTES_PER_READ)
+        copy.seek(0)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
+        # What is still in memory doesn't fit either.
+        with suppress(OSError):
+            copy.close()
         what = f"doesn't fit uncompressed in {gettempdir()}; set TMPDIR to a folder with more room, or {UNPACK}"
         raise SnaketuneError(f"{display_name} is a tar archive that {what}") from None
-    copy.seek(0)

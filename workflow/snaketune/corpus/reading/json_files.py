@@ -5,6 +5,7 @@ one malformed row, a malformed array fails the file. Both are read in blocks, so
 """
 
 import io
+import json
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -110,6 +111,10 @@ def _is_lines(head: list[bytes], display_name: str) -> bool:
     if cut and first.startswith((b"{", b"[")):
         return named_lines and first.startswith(b"{")
     value = _parsed(first)
+    if isinstance(value, Malformed) and value.reason == "duplicate_key" and first.startswith(b"{"):
+        # A line with a whole object, unless json can't read it either.
+        with suppress(ValueError, RecursionError):
+            value = json.loads(first)
     if isinstance(value, Malformed):
         # The beginning of a document over several lines, or a malformed line.
         return named_lines and first != b"{" and not first.startswith(b"[")
