@@ -55,7 +55,7 @@ from snaketune.errors import SnaketuneError, first_line
 LEAK_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 # In 16 bits: packed logits may differ by this times the model's own rounding, and by no more than this of the scale. What
 # reads another document, or is computed at another position, differs by about the scale itself. Not 1: kernels sum in another
-# order than the model's own attention (2.8 times its rounding, with a shared prompt in two parts on a CPU).
+# order than the model's own attention: a kernel that computed shared prompts in two parts was 2.8 times its rounding away.
 OWN_ROUNDINGS, LARGEST_ROUNDING = 3, 0.2
 # What a failed test of separate documents can mean.
 BESIDE_OTHERS = (
