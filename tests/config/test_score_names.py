@@ -24,6 +24,12 @@ def test_runs_can_be_sorted_by_any_score_of_an_evaluation(raw, path):
     assert config.report.sort_by == path
 
 
+def test_a_count_of_a_task_is_no_score(raw):
+    path = "conversations.demo-chat.exact_match.by_task.weekday.prompts"
+    with pytest.raises(SnaketuneError, match=r"conversations have no score 'exact_match\.by_task\.weekday\.prompts'"):
+        load(put(raw, "report.sort_by", path))
+
+
 def test_rewards_are_refused_without_a_loss_with_a_reference(raw):
     raw["report"]["sort_by"] = "preferences.demo-preferences.reward_accuracy"
     load(raw)

@@ -13,8 +13,8 @@ SCORES = {
     "conversations": ("held_out_loss", "perplexity", "exact_match.share", "exact_match.mean_response_tokens"),
     "preferences": (*_LOGPS, *REWARDS),
 }
-# Scores by task: their names depend on the rows, so any name with this prefix is accepted.
-BY_TASK = "exact_match.by_task."
+# Scores by task: their names depend on the rows, so any name between the two is accepted.
+BY_TASK = "exact_match.by_task.", ".share"
 
 
 def check_sort_by(config: Workflow, variants: Variants) -> None:
@@ -50,7 +50,9 @@ def check_sort_by(config: Workflow, variants: Variants) -> None:
             f"{key}: no entry of `eval:` with a run of `dpo:` has {name!r} under `{section}:`{unknown(name, names)}"
         )
     score = rest.removeprefix(f"{corpus}.")
-    if score not in SCORES[section] and not (section == "conversations" and score.startswith(BY_TASK)):
+    begin, end = BY_TASK
+    of_task = section == "conversations" and score.startswith(begin) and score.endswith(end)
+    if score not in SCORES[section] and not of_task:
         raise SnaketuneError(f"{key}: {section} have no score {score!r}{unknown(score, SCORES[section])}")
     compared = score.startswith("exact_match.") and score != "exact_match.mean_response_tokens"
     if compared and not config.corpora[corpus].may_have_answers:
