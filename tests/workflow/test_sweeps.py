@@ -84,9 +84,9 @@ def test_the_best_model_is_linked_as_the_sweep_changes(project):
 
 
 def test_an_unknown_score_is_refused_with_the_known_ones(project):
-    project.config["report"] = {"sort_by": "conversations.chat.exact_match.by_task.none"}
+    project.config["report"] = {"sort_by": "conversations.chat.exact_match.by_task.none.share"}
     said = project.snakemake(check=False)
-    assert "no evaluated run of `dpo:` has a number at 'conversations.chat.exact_match.by_task.none'" in said
+    assert "no evaluated run of `dpo:` has a number at 'conversations.chat.exact_match.by_task.none.share'" in said
     assert "Traceback" not in said
 
 
