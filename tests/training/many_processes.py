@@ -244,8 +244,9 @@ BALANCED = partial(
     router_aux_loss_coef=0.5,
     num_experts_per_tok=2,
 )
-# 22 rows in steps of four: the last of the six steps has two.
-SHORT = {"micro_batch_rows": 1, "epochs": 1}
+# 22 rows in steps of four: the last of the six steps has two. Where a gradient is almost zero, Adam's step depends on its last
+# bits, which the order of sums changes: a low learning rate keeps that below the bound.
+SHORT = {"micro_batch_rows": 1, "epochs": 1, "learning_rate": 0.003}
 LAST_LAYER = {"trainable": r".*layers\.1\..*"}
 # Three processes: 12 rows, then 10.
 WIDE = SHORT | {"batch_rows": 12}
