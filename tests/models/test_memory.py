@@ -17,7 +17,8 @@ from snaketune.engine.model.parameters import parameter_count
 from snaketune.engine.packing.segments import layout
 from snaketune.errors import SnaketuneError
 from snaketune.models.lora import add_lora
-from snaketune.models.memory import SHARED, MicroBatch, estimate, trace_model
+from snaketune.models.memory import SHARED, estimate
+from snaketune.models.traced_model import MicroBatch, trace_model
 
 from .conftest import CPU, tiny_model
 
@@ -152,7 +153,7 @@ def test_a_forward_that_depends_on_values_gives_the_minimum_alone(monkeypatch):
     def needs_values(*_, **__):
         raise RuntimeError("a value is needed")
 
-    monkeypatch.setattr("snaketune.models.memory._trace", needs_values)
+    monkeypatch.setattr("snaketune.models.traced_model._trace", needs_values)
     traced = trace_model(tiny_model("llama").config, CPU, batch=BATCH)
     estimated = estimate(traced, CPU, "adamw_torch")
     assert (traced.activations, estimated.expected) == (None, None)

@@ -9,8 +9,8 @@ from snaketune.engine.model import selftest
 from snaketune.engine.model.devices import Compute
 from snaketune.engine.model.selftest import SelfTest
 from snaketune.engine.packing.rows import PackedRows
-from snaketune.models import memory
-from snaketune.models.memory import TracedModel
+from snaketune.models import traced_model
+from snaketune.models.traced_model import TracedModel
 
 check_kernel_again = selftest.check_kernel
 TRACED: dict[tuple[Any, ...], TracedModel | None] = {}
@@ -24,10 +24,10 @@ def kind_of(config: PretrainedConfig) -> tuple[type[PretrainedConfig], str]:
 
 
 def trace_model(config: PretrainedConfig, compute: Compute, *, batch: Any, **settings: Any) -> TracedModel | None:
-    """Do what `memory.trace_model` does, but for activations, once per config and settings."""
+    """Do what `traced_model.trace_model` does, but for activations, once per config and settings."""
     key = (*kind_of(config), compute, *(repr(value) for value in settings.values()))
     if key not in TRACED:
-        TRACED[key] = memory.trace_model(config, compute, **settings)
+        TRACED[key] = traced_model.trace_model(config, compute, **settings)
     return TRACED[key]
 
 

@@ -17,7 +17,7 @@ from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Learning
 from snaketune.engine.trainer import PackedTrainer
 from snaketune.errors import SnaketuneError
-from snaketune.models import memory
+from snaketune.models import traced_model
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.plan.training_jobs import calibrated_learning
 from snaketune.stages.specs import CalibrateSpec, DpoSpec, SftSpec
@@ -127,7 +127,7 @@ def test_every_kind_of_training_has_a_curve(tmp_path, tokenizer, kind):
 
 def test_it_takes_a_small_share_of_the_trainings_that_wait_for_it(tmp_path, tokenizer, monkeypatch, capsys):
     # Activations too, which other trainings here don't trace.
-    monkeypatch.setattr(machine_check, "trace_model", memory.trace_model)
+    monkeypatch.setattr(machine_check, "trace_model", traced_model.trace_model)
     run, rows = sft_spec(tmp_path, None), packed_rows(tmp_path / "rows", tokenizer)
     spec = spec_of(run, run.base)
     # A trial takes more than 3% of these few rows; on a CPU two rows are the default, where they fit in memory.

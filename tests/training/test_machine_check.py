@@ -20,7 +20,7 @@ from snaketune.engine.model.devices import Compute
 from snaketune.engine.model.machine import Machine, bitsandbytes_error, inspect_machine
 from snaketune.engine.model.parameters import parameter_count
 from snaketune.errors import SnaketuneError
-from snaketune.models import memory
+from snaketune.models import traced_model
 from snaketune.models.memory import Estimate
 from snaketune.stages.findings import Finding, report_findings
 from snaketune.stages.host.gpus import gpu_findings
@@ -248,7 +248,7 @@ def test_a_refused_training_loads_nothing(tmp_path, monkeypatch, rows):
 
 def test_the_first_log_line_and_the_peak_memory_with_the_expected_one(tmp_path, rows, capsys, monkeypatch):
     # Activations too, which other trainings here don't trace.
-    monkeypatch.setattr(machine_check, "trace_model", memory.trace_model)
+    monkeypatch.setattr(machine_check, "trace_model", traced_model.trace_model)
     model = tiny_model("llama")
     outcome = train(tmp_path / "work", rows, spec_of(gradient_checkpointing=True), lambda: model, config=model.config)
     log = capsys.readouterr().out

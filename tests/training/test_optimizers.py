@@ -14,7 +14,8 @@ from snaketune.config.training_runs import Training
 from snaketune.engine import optimizer_states
 from snaketune.engine.optimizer_states import load_optimizer, save_optimizer
 from snaketune.errors import SnaketuneError
-from snaketune.models.memory import _state_bytes, trace_model
+from snaketune.models.memory import _state_bytes
+from snaketune.models.traced_model import trace_model
 from snaketune.training.trainer_arguments import step_arguments
 from tests.models.conftest import CPU, tiny_model
 

@@ -19,7 +19,7 @@ from snaketune.engine.model.batches import collate
 from snaketune.engine.model.parameters import train_only
 from snaketune.engine.optimizers import MuonWithAdamW
 from snaketune.errors import SnaketuneError
-from snaketune.models.memory import trace_model
+from snaketune.models.traced_model import trace_model
 from snaketune.packing.reader import open_rows
 from snaketune.training import pipeline, prepared
 from snaketune.training.prepared_sft import prepare_sft

@@ -19,7 +19,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.load_model import load_pretrained, read_config
 from snaketune.models.lora import add_lora
-from snaketune.models.memory import MicroBatch, trace_model
+from snaketune.models.traced_model import MicroBatch, trace_model
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training import non_text_modules, save_model
 from tests.models.conftest import CPU

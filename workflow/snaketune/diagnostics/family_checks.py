@@ -19,7 +19,7 @@ from snaketune.engine.packing.rows import PackedRows
 from snaketune.engine.packing.shards import RAW_FORMAT_VERSION
 from snaketune.errors import SnaketuneError
 from snaketune.models.load_model import read_config, scratch_config
-from snaketune.models.memory import TracedModel, trace_model
+from snaketune.models.traced_model import TracedModel, trace_model
 from snaketune.packing.reader import open_rows
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.findings import Finding

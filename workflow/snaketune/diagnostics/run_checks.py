@@ -22,7 +22,7 @@ from snaketune.engine.model.training_noise import draws_in_training
 from snaketune.engine.packing.rows import PackedRows
 from snaketune.evaluation.race import MIN_ROWS
 from snaketune.models.load_model import own_tokenizer
-from snaketune.models.memory import TracedModel, trace_model
+from snaketune.models.traced_model import TracedModel, trace_model
 from snaketune.stages.findings import Finding
 from snaketune.stages.specs import PreflightEvaluation, PreflightRun
 from snaketune.tokenization.chat import ChatTokenizer

@@ -18,7 +18,8 @@ from snaketune.engine.model.devices import Compute
 from snaketune.engine.model.kernels import SEPARATE
 from snaketune.engine.model.machine import Machine, bitsandbytes_error, inspect_machine, resident_memory
 from snaketune.engine.packing.rows import PackedRows
-from snaketune.models.memory import Estimate, MicroBatch, Sharing, TracedModel, estimate, trace_model
+from snaketune.models.memory import Estimate, Sharing, estimate
+from snaketune.models.traced_model import MicroBatch, TracedModel, trace_model
 from snaketune.stages.findings import Finding
 from snaketune.stages.host.gpus import ALLOW, gpu_findings, visible_gpus
 from snaketune.stages.specs import TrainingSpec
@@ -77,8 +78,8 @@ def check_machine(
     """Check the memory, libraries, devices and expected duration of a training on `rows`; if they aren't packed, the tokens
     of a batch and the duration are unknown; without a config, memory too. `auto` in `operation` is resolved to numbers.
 
-    For `dropout`, `summed` and `trained_model` see `models.memory`. SnaketuneError: `lora` names modules that the model doesn't
-    have.
+    For `dropout` and `trained_model` see `trace_model`, for `summed` see `estimate`. SnaketuneError: `lora` names modules that
+    the model doesn't have.
     """
     processes, micro_batch, on_cpu = operation.processes, operation.micro_batch_rows, compute.device.type == "cpu"
     packed = isinstance(rows, PackedRows)
