@@ -208,7 +208,7 @@ def test_a_column_that_only_one_range_has_is_read(tmp_path):
 
 def test_a_key_that_ranges_read_from_other_columns_stops():
     checks = FileChecks(Source(files=("x",)))
-    state = {"absent": [], "numeric_verdicts": []}
+    state = {"absent": [], "clues": []}
     checks.merge(state | {"bound": {"tools": ["tools"]}})
     checks.merge(state | {"bound": {"tools": ["tools"], "answer": ["solution"]}})
     with pytest.raises(Malformed, match="tools is read from tools, and in a later part from functions"):

@@ -74,6 +74,15 @@ def test_the_list_survives_a_failed_stage(make, tmp_path, sound):
     assert saved.is_file()
 
 
+def test_a_source_without_a_usable_row_stops_the_run(make, chat):
+    good = [chat(f"q{number}") for number in range(500)]
+    sources = [{"files": ["data/0.jsonl"]}, {"files": ["data/1.jsonl"], "layout": "prompt-response"}]
+    with pytest.raises(
+        SnaketuneError, match=r"none of the 2 rows of the source data/1.jsonl can be used; see \S+quarantine.jsonl"
+    ):
+        make(good, [{"n": 1}, {"n": 2}], sources=sources)
+
+
 def test_the_lists_survive_when_no_row_is_left(make, chat):
     exam = make([chat("a question of six words altogether")], held_out=1.0)
     rows = [chat("a question of six words altogether"), {"n": 1}]

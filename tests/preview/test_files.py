@@ -83,6 +83,21 @@ def entry_of(file: Path) -> str:
     return preview_file(str(file), load_renderer(None, None)).entry
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"id": "9c-1", "created_at": "2026-01-01", "inputs": {"text": "Why?"}, "outputs": {"text": "So."}},
+        {"labeler": "340d89bc-f5b7", "timestamp": "2022-07-17T17:12:50", "question": {"problem": "Why?"}},
+        {"id": "batch_req_1", "custom_id": "request-1", "response": {"status": 200}},
+        {"id": "u0", "status": "completed", "fields": {"instruction": "Why?"}},
+        # Which answer is better is in a column that no layout knows.
+        {"prompt": "Why is it so?", "response_a": "It is.", "response_b": "It isn't.", "winner_model_a": 1},
+    ],
+)
+def test_ids_times_and_compared_answers_are_not_suggested(row, tmp_path):
+    assert entry_of(write_lines(tmp_path / "rows.jsonl", [row] * 9)) == ""
+
+
 @pytest.mark.parametrize("name", AWKWARD)
 def test_suggested_config_lines_are_valid(name, tmp_path):
     file = AWKWARD[name][0](tmp_path)

@@ -177,7 +177,7 @@ ROWS: dict[str, list[Read]] = {
         pair({"instruction": "q", "input": "", "response1": "x", "response2": "y", "annotator1": 1, "annotator2": None}),
         pair({"prompt": "q", "response_0": "y", "response_1": "x", "better_response_id": 1, "safer_response_id": 0}),
         pair({"prompt": "q", "response_1": "x", "response_2": "y", "preference_strength": -2}),
-        pair({"context": turns("U q"), "response1": "y", "response2": "x", "overall_preference": 2}),
+        pair({"context": turns("U q"), "response1": "x", "response2": "y", "overall_preference": -2}),
         pair({"question": {"full_text": "q"}, "answer_0": "x", "answer_1": "y", "score_0": 0.5, "score_1": -0.5}),
         pair({"history": "q", "human_ref_A": "y", "human_ref_B": "x", "score_A": 2, "score_B": 3}),
         pair({"conversation_a": turns("U q", "A y"), "conversation_b": turns("U q", "A x"), "winner": "model_b"}),

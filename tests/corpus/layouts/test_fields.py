@@ -1,6 +1,7 @@
 """Rows that `fields` map: rated answers, labels, messages in rows of their own, and values at paths."""
 
 import json
+from datetime import date, datetime
 
 import pytest
 from pydantic import ValidationError
@@ -8,7 +9,7 @@ from pydantic import ValidationError
 from snaketune.config.corpus_sources import Source
 from snaketune.corpus.layouts.canonical import canonical_rows
 from snaketune.corpus.rows import Dropped, Malformed, RawRow
-from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, compact, turns
+from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, compact, read_all, reasons, turns
 
 
 def rows(raws, kind, fields, **options):
@@ -72,6 +73,31 @@ def test_labels():
         rows(raws, CONVERSATIONS, fields)
 
 
+CHATS = {"conversation": "chat", "order": "at", "role": "who", "content": "said"}
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        # Numbers in a CSV, of which ten precedes two as a text.
+        [str(number) for number in range(12)],
+        [f"{number}.0" for number in range(12)],
+        [datetime(2026, 11, 28, number) for number in range(12)],
+        [date(2026, 11, number + 1) for number in range(12)],
+        [f"2026-11-28 {number:02}:00" for number in range(12)],
+    ],
+)
+def test_messages_are_ordered_by_numbers_also_in_texts_or_by_times(places):
+    rows = [{"chat": 1, "at": at, "who": ["user", "assistant"][n % 2], "said": f"t{n}"} for n, at in enumerate(places)]
+    (row,) = (result.row for result in read_all([*rows[1::2], *rows[::2]], **CHATS) if result.row)
+    assert [turn["content"] for turn in row.messages] == [f"t{number}" for number in range(12)]
+
+
+def test_an_order_of_numbers_and_other_texts_is_malformed():
+    rows = [{"chat": 1, "at": at, "who": "user", "said": "x"} for at in ("1", "2a", "10")]
+    assert reasons(read_all(rows, **CHATS))[-1] == "wrong_type"
+
+
 def test_one_message_per_row():
     raws = [
         {"chat": "1", "at": 2, "who": "agent", "said": "Hello."},
@@ -81,7 +107,7 @@ def test_one_message_per_row():
         {"chat": None, "at": 1, "who": "caller", "said": "lost"},
         {"chat": "3", "at": 1, "who": "stranger", "said": "?"},
     ]
-    fields = {"conversation": "chat", "order": "at", "role": "who", "content": "said"}
+    fields = CHATS
     speakers = {"agent": "assistant", "caller": "user"}
     lost, *made = rows(raws, CONVERSATIONS, fields, speakers=speakers)
     assert made[:2] == [None, None]

@@ -112,6 +112,20 @@ def test_deleted_messages_are_dropped_with_their_replies():
     assert compact(read(root)[1].messages) == "U q1|A a2"
 
 
+@pytest.mark.parametrize("deleted", [1, "1", "t", "True", 1.0])
+def test_a_table_of_messages(deleted):
+    """As a database writes it to CSV: no nulls, and flags as it spells them."""
+    rows = [row | {key: "" if row[key] is None else str(row[key]) for key in ("parent_id", "rank")} for row in TREE]
+    assert pairs(read_all([row | {"deleted": "f"} for row in rows], PREFERENCES)) == PAIRS
+    made = read_all([row | {"deleted": deleted if row["message_id"] == "3" else 0} for row in rows])
+    assert compact(made[0].row.messages) == "U q1|A a2"
+
+
+def test_a_flag_or_rank_that_is_none_is_malformed():
+    for wrong in ({"deleted": "2026-11-28"}, {"synthetic": 2}, {"rank": "first"}, {"rank": [1]}):
+        assert reasons(read_all([TREE[0], TREE[1] | wrong]))[1] == "wrong_type"
+
+
 @pytest.mark.parametrize("kind", BOTH)
 def test_a_deleted_root_drops_its_tree(kind):
     rows = [TREE[0] | {"deleted": True}, *TREE[1:]]

@@ -331,7 +331,7 @@ SCHEMAS = {
         PREFERENCES,
     ),
     "helpsteer 2": Schema(
-        {"prompt": "Warm?", "response_1": "No.", "response_2": "Yes.", "preference_strength": 2, "preference_statement": "@2"},
+        {"prompt": "Warm?", "response_1": "Yes.", "response_2": "No.", "preference_strength": -2, "preference_statement": "@1"},
         VOTES | {"ignore": ["preference_statement"]},
         PAIR,
         PREFERENCES,

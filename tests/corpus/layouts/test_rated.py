@@ -50,6 +50,31 @@ def test_equal_ratings_and_those_within_the_margin_make_no_pair():
     assert pairs({"prompt": "q", "responses": ["a", "b", "c"], "scores": [1, 2]}) == ["unread_ratings"]
 
 
+@pytest.mark.parametrize(
+    "ranking, made",
+    [
+        # Ranks, or the numbers of completions from the best to the worst.
+        ([2, 0, 1], ["ambiguous_ranking"]),
+        ([2, 3, 1], ["ambiguous_ranking"]),
+        # The same as either.
+        ([1, 0, 2], ["b>c", "b>a"]),
+        ([2, 1, 3], ["b>c", "b>a"]),
+        ([2, 1, 2], ["b>a", "b>c"]),
+    ],
+)
+def test_a_ranking_that_may_be_an_order_is_malformed(ranking, made):
+    raw = {"prompt": "q", "responses": ["a", "b", "c"]}
+    assert pairs(raw | {"ranking": ranking}) == made
+    assert pairs(raw | {"ranks": ranking}) != ["ambiguous_ranking"]
+
+
+@pytest.mark.parametrize("rating", ["inf", float("inf"), "-Infinity"])
+def test_infinite_ratings_are_malformed(rating):
+    assert pairs({"prompt": "q", "responses": ["a", "b"], "scores": [1, rating]}) == ["infinite_number"]
+    scored = {"prompt": "q", "chosen": "a", "rejected": "b", "score_chosen": rating, "score_rejected": 1}
+    assert pairs(scored) == ["infinite_number"]
+
+
 def test_a_margin_applies_to_rated_pairs_and_scored_answers():
     pair = {"prompt": "q", "chosen": "a", "rejected": "b", "score_chosen": 4.0}
     assert pairs(pair | {"score_rejected": 3.5}) == ["a>b"]

@@ -16,8 +16,6 @@ CALL = {"name": "lookup", "arguments": {"city": "Lima"}}
     [
         ({"choices": METALS, "answer": "iron"}, "iron"),
         ({"choices": METALS, "answer": "B"}, "B"),
-        ({"choices": METALS, "answer": 4}, "4"),  # there is no fifth choice
-        ({"choices": METALS, "answer": -1}, "-1"),
         ({"choices": METALS, "answer": 0.5}, "0.5"),
         ({"choices": [2, 4, 8], "answer": 2}, "2"),
         ({"choices": ["one of 1", "two"], "answer": "1"}, "B"),
@@ -28,6 +26,42 @@ CALL = {"name": "lookup", "arguments": {"city": "Lima"}}
 )
 def test_labels_texts_and_other_numbers_stay(columns, answer):
     assert read({"question": "q"} | columns)[1].messages[-1]["content"] == answer
+
+
+def answers(*rows):
+    return [result.row.messages[-1]["content"] for result in read_all([{"question": "q"} | row for row in rows])]
+
+
+def test_an_integer_beside_texts_is_an_index_even_if_a_text_is_that_number():
+    numbers = {"choices": ["1", "2", "3", "4"]}
+    assert answers(*(numbers | {"answer": index} for index in range(4))) == ["A", "B", "C", "D"]
+    # Texts are answers, of which none may be an index elsewhere in the file.
+    assert answers(numbers | {"answer": "1"}, numbers | {"answer": "4"}) == ["1", "4"]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        # As in a CSV.
+        ({"choices": ["1", "2"], "answer": "1"}, {"choices": METALS, "answer": "0"}),
+        ({"choices": ["1", "2"], "answer": 1}, {"choices": ["8", "9"], "answer": 9}),
+    ],
+)
+def test_numbers_that_are_indexes_here_and_texts_there_are_refused(rows):
+    with pytest.raises(Malformed, match=r"ambiguous_choices: answer holds numbers .*write the letters"):
+        answers(*rows)
+
+
+@pytest.mark.parametrize("rows", [(1, 4), (4,), ("2", "4")])
+def test_indexes_that_count_from_one_are_refused(rows):
+    with pytest.raises(Malformed, match=r"ambiguous_choices: answer holds .*count from 1"):
+        answers(*({"choices": METALS, "answer": index} for index in rows))
+
+
+@pytest.mark.parametrize("answer", [-1, 5, "7"])
+def test_a_number_that_is_no_choice_is_malformed(answer):
+    with pytest.raises(Malformed, match=r"unknown_choice: answer is .*, which is none of 4 choices"):
+        read({"question": "q", "choices": METALS, "answer": answer})
 
 
 @pytest.mark.parametrize("arguments", [{"city": "Lima"}, '{"city": "Lima"}', json.dumps('{"city": "Lima"}')])

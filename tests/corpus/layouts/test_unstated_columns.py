@@ -38,6 +38,14 @@ def stops(make, raws, **options):
     return listed, entry
 
 
+@pytest.mark.parametrize("name", ["instruction", "instructions", "systemPrompt", "context", "meta.system_prompt"])
+def test_texts_under_the_names_of_turns_stop_the_run_also_if_they_repeat(make, name):
+    outer, _, inner = name.partition(".")
+    raws = rows(**{outer: lambda i: {inner: "Answer in French."} if inner else "Answer in French."})
+    raws = [{"messages": turns(f"U {row.pop('prompt')}", f"A {row.pop('response')}")} | row for row in raws]
+    assert stops(make, raws)[0] == [name]
+
+
 @pytest.mark.parametrize(
     "value",
     [

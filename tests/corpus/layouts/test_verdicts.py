@@ -9,6 +9,7 @@ from tests.corpus.row_spelling import (
     read,
     read_all,
     reasons,
+    turns,
 )
 
 
@@ -55,12 +56,30 @@ def test_strength_of_a_preference(column):
     for strength in (-3, -1, -0.5, "-2"):
         assert compact(read(compared(strength, column), PREFERENCES)[1].chosen) == "A x"
     for strength in (3, 1, 2.0, "1"):
-        assert compact(read(compared(strength, column), PREFERENCES)[1].chosen) == "A y"
+        _, second = read_all([compared(-1, column), compared(strength, column)], PREFERENCES)
+        assert compact(second.row.chosen) == "A y"
     with pytest.raises(Dropped, match="tie"):
         read(compared(0, column), PREFERENCES)
     for strength in ("much", True, float("nan")):
         with pytest.raises(Malformed, match="unknown_vote"):
             read(compared(strength, column), PREFERENCES)
+
+
+@pytest.mark.parametrize("strengths", [(1, 2, 6, 4, 7), (1, "5"), (2,)])
+def test_strengths_that_may_be_a_scale_are_refused(strengths):
+    # From 1 for the first answer to 7 for the second.
+    with pytest.raises(
+        Malformed, match=r"ambiguous_votes: overall_preference holds only numbers above 0.*write A, B or"
+    ):
+        read_all([compared(strength, "overall_preference") for strength in strengths], PREFERENCES)
+
+
+def test_a_verdict_on_an_earlier_answer_is_malformed():
+    first, second = (turns("U q", f"A {text}", "U more", f"A {text}") for text in "xy")
+    row = {"conversation_a": first, "conversation_b": second, "winner": "model_b"}
+    assert read(row | {"turn": 2}, PREFERENCES)
+    with pytest.raises(Malformed, match=r"verdict_on_earlier_turn: the verdict is on turn 1.*where: turn == 2"):
+        read(row | {"turn": 1}, PREFERENCES)
 
 
 def test_answers_that_are_counted_from_zero():

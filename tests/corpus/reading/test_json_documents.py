@@ -92,6 +92,14 @@ def test_a_list_of_messages_is_a_row(tmp_path, name, count):
     assert read_rows(tmp_path, name, content) == [{"messages": TURNS}] * count
 
 
+@pytest.mark.parametrize("indent", [None, 1])
+def test_messages_of_several_conversations_are_rows(tmp_path, indent):
+    rows = [turn | {"conversation_id": number} for number in range(2) for turn in TURNS]
+    assert read_rows(tmp_path, "a.json", json.dumps(rows, indent=indent).encode()) == rows
+    one = [turn | {"conversation_id": 7} for turn in TURNS]
+    assert read_rows(tmp_path, "a.jsonl", json.dumps(one).encode()) == [{"messages": one}]
+
+
 def test_lists_of_messages_in_the_spelling_of_sharegpt(make):
     turns = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
     built = make([turns])

@@ -1,5 +1,6 @@
 """Cleaning: each step changes what it should, is counted, and does nothing unless configured."""
 
+import json
 import subprocess
 import sys
 
@@ -110,6 +111,17 @@ def test_counts_are_of_rows_changed_and_of_data_masked(make, chat):
     )
     assert built.counts["cleaned"] == {"fix_mojibake": 1, "mask_personal_data": 2, "email": 3, "phone": 1}
     assert built.prompts() == ["schön [EMAIL] [EMAIL]", "plain", "[EMAIL]"]
+
+
+def test_tools_are_masked_and_stay_json(make, chat):
+    tool = {
+        "name": "send",
+        "description": "Writes to a@b.org",
+        "parameters": {"properties": {"n": {"default": 5551234567}}},
+    }
+    built = make([chat(tools=[tool])], cleaning={"mask_personal_data": ["email", "phone"]})
+    (function,) = [tool["function"] for tool in json.loads(built.train[0]["tools"])]
+    assert function == tool | {"description": "Writes to [EMAIL]"}
 
 
 def test_the_answer_is_cleaned_like_its_text():

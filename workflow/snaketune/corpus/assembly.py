@@ -139,6 +139,7 @@ def decide_rows(spec: CorpusSpec, work: WorkFolder, parts: ScannedParts) -> Deci
     _check_ranges(spec, parts)
     total_rows = sum(source.read + source.extra for source in parts.sources)
     quarantine.check_limit(total_rows, parts.rows, spec.max_quarantined_fraction, work.folder / QUARANTINE)
+    _check_sources(spec, parts, work.folder / QUARANTINE)
     decisions = decide(parts, spec, contamination_record=work.payload / CONTAMINATION)
     counts = counts_of(parts, spec, quarantine, decisions)
     if not sum(counts["kept"].values()):
@@ -199,10 +200,24 @@ def _check_ranges(spec: CorpusSpec, parts: ScannedParts) -> None:
         unstated.check(name, spec.kind)
 
 
+def _check_sources(spec: CorpusSpec, parts: ScannedParts, record: Path) -> None:
+    """Raise SnaketuneError if all rows of a source are malformed, however few they are among those of the corpus."""
+    for source, counts in zip(spec.sources, parts.sources):
+        if counts.quarantined and not counts.rows and not counts.dropped:
+            raise SnaketuneError(
+                f"none of the {counts.quarantined} rows of the source {_name_of(source)} can be used; see {record}. "
+                "Check its `layout` and `fields`, or remove the source"
+            )
+
+
+def _name_of(source: Source) -> str:
+    more = f" and {len(source.files) - 1} more files" if len(source.files) > 1 else ""
+    return hub_name(source.hub) if source.hub else f"{source.files[0]}{more}" if source.files else source.scores
+
+
 def _log_unread(source: Source, counts: SourceCounts) -> None:
     """Log the columns and keys that aren't read, and the rows that are used although a column marks them as bad."""
-    more = f" and {len(source.files) - 1} more files" if len(source.files) > 1 else ""
-    name = hub_name(source.hub) if source.hub else f"{source.files[0]}{more}" if source.files else source.scores
+    name = _name_of(source)
     if counts.ignored:
         what = f"ignored, because its layout doesn't read them: {_rows_of_each(counts.ignored)}"
         print_line(f"{name}: {what}; to use one, map columns with `fields`")

@@ -16,6 +16,7 @@ import yaml
 from snaketune.config.corpora import CorpusContent
 from snaketune.config.corpus_sources import Source
 from snaketune.config.row_fields import Fields
+from snaketune.corpus.layouts.unstated import is_metadata
 from snaketune.corpus.values.turns import are_turns
 from snaketune.preview.reading import Reading
 
@@ -94,6 +95,9 @@ def suggested(rows: list[dict[str, Any]]) -> tuple[str, Fields] | None:
             if are_turns(value) and len(value) > 1:
                 return "conversations", Fields(messages=column)
     texts = _text_columns(rows)
+    if _are_compared(texts):
+        # Two answers to one prompt, of which a column of another name or type says which is better.
+        return None
     for kind, group in GROUPS.items():
         remaining = list(texts)
         columns: dict[str, str] = {}
@@ -113,12 +117,28 @@ def suggested(rows: list[dict[str, Any]]) -> tuple[str, Fields] | None:
     return None
 
 
+def _are_compared(columns: Iterable[str]) -> bool:
+    """Whether two columns have the same name but for a last A and B, or 1 and 2.
+
+    >>> _are_compared(["q", "reply_a", "reply_b"]), _are_compared(["answer2", "answer1"]), _are_compared(["a", "b"])
+    (True, True, False)
+    """
+    names = {column.casefold() for column in columns}
+    pairs = (("a", "b"), ("1", "2"), ("0", "1"))
+    return any(
+        len(name) > 1 and name.endswith(first) and name.removesuffix(first) + second in names
+        for name in names
+        for first, second in pairs
+    )
+
+
 def _text_columns(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The columns that hold texts in at least half of the rows, in order, with their average length."""
+    """The columns that hold texts in at least half of the rows, in order, with their average length; not ids, links, times and
+    other metadata."""
     lengths: dict[str, list[int]] = defaultdict(list)
     for row in rows:
         for column, value in row.items():
-            if column and isinstance(value, str) and value.strip():
+            if column and isinstance(value, str) and value.strip() and not is_metadata(column, value):
                 lengths[column].append(len(value))
     return {column: sum(values) / len(values) for column, values in lengths.items() if 2 * len(values) >= len(rows)}
 

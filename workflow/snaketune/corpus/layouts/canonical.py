@@ -12,17 +12,18 @@ from snaketune.config.corpus_sources import Frame, Source
 from snaketune.corpus.layouts.recognise import recognise
 from snaketune.corpus.reading.row_filter import RowFilter
 from snaketune.corpus.rows import TEXT, Dropped, Malformed, Outcome, RawRow, Row, RowResult
+from snaketune.corpus.values.choices import check_choices
 from snaketune.corpus.values.content import unmark_reasoning
 from snaketune.corpus.values.frames import strip_frame
 from snaketune.corpus.values.labels import KEYS, add_labels
 from snaketune.corpus.values.marks import bad_row_marks
 from snaketune.corpus.values.row_file import Plan, RowFile, column_at
-from snaketune.corpus.values.schema import Values, columns_in
+from snaketune.corpus.values.schema import Clue, Values, columns_in
 from snaketune.corpus.values.tools import variables_of
 from snaketune.corpus.values.turns import weigh
 from snaketune.corpus.values.unread import unread_names
 from snaketune.corpus.values.validation import check, drop_empty_system_turn, repair_row, repairs_for
-from snaketune.corpus.values.verdicts import check_numeric_verdicts
+from snaketune.corpus.values.verdicts import check_verdicts
 
 # Rows whose columns decide the layout of a file.
 ROWS_COMPARED = 200
@@ -35,24 +36,24 @@ class FileChecks:
 
     Attributes:
         absent: the conditions of `where` whose column no row has had.
-        numeric_verdicts, bound: as in `RowFile`.
+        clues, bound: as in `RowFile`.
     """
 
     def __init__(self, source: Source):
         self.row_filter = RowFilter(source.where)
-        self.numeric_verdicts: set[tuple[str, int]] = set()
+        self.clues: set[Clue] = set()
         self.bound: dict[str, Any] = {}
 
     def finish(self) -> None:
-        """Raise Malformed if no row has a column of `where`, or votes are ambiguous."""
+        """Raise Malformed if no row has a column of `where`, or it is ambiguous what numbers mean."""
         self.row_filter.finish()
-        check_numeric_verdicts(self.numeric_verdicts)
+        check_verdicts(self.clues)
+        check_choices(self.clues)
 
     def state(self) -> dict[str, Any]:
         """What `merge` reads, as plain JSON."""
-        verdicts = sorted([column, number] for column, number in self.numeric_verdicts)
         bound = {key: [*columns_in(name)] for key, name in self.bound.items()}
-        return {"absent": [*self.row_filter.absent], "numeric_verdicts": verdicts, "bound": bound}
+        return {"absent": [*self.row_filter.absent], "clues": sorted(map(list, self.clues)), "bound": bound}
 
     def merge(self, state: dict[str, Any]) -> None:
         """Add the state of another range. Raises Malformed: it reads a value from another column than the ranges before."""
@@ -62,7 +63,7 @@ class FileChecks:
                 raise Malformed("columns_differ", f"{what}; map its columns with `fields`")
         absent = self.row_filter.absent
         self.row_filter.absent = {text: None for text in absent if text in state["absent"]}
-        self.numeric_verdicts |= {(column, number) for column, number in state["numeric_verdicts"]}
+        self.clues |= {(column, kind, found) for column, kind, found in state["clues"]}
 
 
 def layout_of(rows: Iterable[RawRow], kind: str, source: Source) -> RowFile:
@@ -91,7 +92,7 @@ def canonical_rows(
         Canonical rows; reasons why a raw row gives none; None for a raw row that became part of another.
     Raises:
         Malformed: the file as a whole can't be read: its columns don't decide the layout, no row has a column of `where`, or
-            votes are ambiguous.
+            it is ambiguous what numbers mean.
     """
     end = checks or FileChecks(source)
     row_filter, raws = end.row_filter, iter(raws)
@@ -120,7 +121,7 @@ def canonical_rows(
             continue
         for number, part in enumerate(row):
             yield _result(raw, values, plan, part, file, repair, first=number == 0)
-    end.numeric_verdicts, end.bound = file.numeric_verdicts, file.bound
+    end.clues, end.bound = file.clues, file.bound
     if checks is None:
         end.finish()
     if joined:

@@ -1,10 +1,11 @@
 """One message per row, with the id of its conversation; for files that the config's `fields` describe."""
 
+from datetime import date
 from operator import itemgetter
 from typing import Any
 
 from snaketune.corpus.rows import Conversation, Malformed, Outcome
-from snaketune.corpus.values.cells import plain_text, wrong_type
+from snaketune.corpus.values.cells import number_of, plain_text, wrong_type
 from snaketune.corpus.values.row_file import RowFile
 from snaketune.corpus.values.schema import Column, Schema, Values, Variant
 from snaketune.corpus.values.turns import turns_of
@@ -16,22 +17,34 @@ def join(rows: list[Values], file: RowFile) -> list[Outcome]:
     conversations: dict[str, list[tuple[Any, int, Values]]] = {}
     for number, values in enumerate(rows):
         id_, order = plain_text(values["conversation"]), values.get("order", number)
-        if id_ is None or plain_text(order) is None:
-            name = "conversation" if id_ is None else "order"
-            outcomes[number] = wrong_type(file.names[name], values.get(name), "a text or a number")
+        if id_ is None:
+            outcomes[number] = wrong_type(file.names["conversation"], values["conversation"], "a text or a number")
+            continue
+        if plain_text(order) is None and not isinstance(order, date):
+            outcomes[number] = wrong_type(file.names["order"], order, "a number, a text or a time")
             continue
         conversations.setdefault(id_, []).append((order, number, values))
     for messages in conversations.values():
         last = messages[-1][1]
         try:
-            if len({isinstance(order, str) for order, _, _ in messages}) > 1:
-                raise Malformed("wrong_type", f"{file.names['order']} holds texts and numbers in one conversation")
-            messages.sort(key=itemgetter(0))
+            places = _places([order for order, _, _ in messages], file)
+            messages = [message for _, message in sorted(zip(places, messages), key=itemgetter(0))]
             turns = [{"role": values["role"], "content": values["content"]} for *_, values in messages]
             outcomes[last] = Conversation(messages=turns_of(turns, file.names["content"], file.speakers))
         except Malformed as error:
             outcomes[last] = error
     return outcomes
+
+
+def _places(orders: list[Any], file: RowFile) -> list[Any]:
+    """What the messages of a conversation are sorted by: numbers, also those in texts; times; or texts as they are."""
+    numbers = [None if isinstance(order, date) else number_of(order) for order in orders]
+    if None not in numbers:
+        return numbers
+    kinds = {date if isinstance(order, date) else type(order) for order in orders}
+    if kinds not in ({str}, {date}) or any(number is not None for number in numbers):
+        raise Malformed("wrong_type", f"{file.names['order']} holds numbers and other values in one conversation")
+    return orders
 
 
 KEYS = "conversation role content"

@@ -17,6 +17,8 @@ from snaketune.corpus.values.schema import Column, Schema, Values, Variant
 LISTS = "completions answers responses candidates outputs generations"
 TEXTS = ("response", "answer", "text", "content", "completion", "output", "generation")
 RANKS = {"rank", "ranks", "ranking", "rankings"}
+# Of these, also the order of the completions.
+ORDERS = {"ranking", "rankings"}
 RATINGS = ("rank", "ranking", "overall_score", "score", "rating", "reward", "quality")
 
 
@@ -31,6 +33,22 @@ def _are_rated(value: Any) -> bool:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, list) and len(value) > 1
+
+
+def _may_be_order(ratings: list[Any]) -> bool:
+    """Whether these are numbers of all items, in an order that means something else than the same numbers as ranks.
+
+    >>> _may_be_order([2, 0, 1]), _may_be_order([2, 3, 1]), _may_be_order([1, 0, 2]), _may_be_order([1, 1, 2])
+    (True, True, False, False)
+    """
+    numbers = [number_of(rating) for rating in ratings]
+    first = min((number for number in numbers if number is not None), default=0)
+    if first not in (0, 1) or sorted(number for number in numbers if number is not None) != [
+        first + place for place in range(len(ratings))
+    ]:
+        return False
+    places = [int(number - first) for number in numbers if number is not None]
+    return any(places[place] != number for number, place in enumerate(places))
 
 
 def read(values: Values, file: RowFile) -> list[Outcome]:
@@ -61,6 +79,9 @@ def _rated(values: Values, file: RowFile) -> list[tuple[Any, float]]:
         ratings = values["ratings"]
         if not isinstance(ratings, list) or len(texts) != len(ratings):
             raise Malformed("unread_ratings", f"{name} and {ratings_name} aren't lists of the same length")
+        if ratings_name in ORDERS and "ratings" not in file.stated and _may_be_order(ratings):
+            what = "may be the rank of each completion, or the numbers of the completions from the best to the worst"
+            raise Malformed("ambiguous_ranking", f"{ratings_name} {what}; name a column of ranks `ranks`")
     else:
         items = [item for item in texts if isinstance(item, dict)]
         ratings_name = _rating_key(items) or RATINGS[0]

@@ -1,9 +1,9 @@
 """Columns that a recognised layout leaves and the config doesn't mention: those that may hold turns or mark rows stop the run.
 
 A layout that `auto` recognises may leave what can't be a turn: ids, sources, links and times, numbers, lists of numbers, and
-categories, that is a few short texts that repeat. Anything else is in question: other texts, lists, bytes, and columns whose
-names mark rows (`is_correct`, `label`), whatever they hold. Where the config states the layout, or maps columns with `fields`,
-nothing is in question.
+categories, that is a few short texts that repeat. Anything else is in question: other texts, texts under the names of turns
+(`instruction`, `system_prompt`), lists, bytes, and columns whose names mark rows (`is_correct`, `label`), whatever they hold.
+Where the config states the layout, or maps columns with `fields`, nothing is in question.
 """
 
 import re
@@ -32,6 +32,8 @@ METADATA = (
     " id uuid hash source src dataset subset config split url link file path license date time timestamp created lang language "
     "locale category domain model version "
 )
+# The last word of the names of columns whose texts are turns, or parts of them, also if they repeat.
+TURNS = " system instruction instructions prompt preamble developer query question context "
 NEVER_A_TURN = (bool, int, float)
 
 
@@ -134,17 +136,26 @@ class UnstatedColumns:
         if marks_rows(path):
             return True
         if isinstance(value, str):
-            if IDENTIFIER.fullmatch(value) or (
-                _is_metadata(path) and len(value) <= METADATA_LENGTH and "\n" not in value
-            ):
+            if is_metadata(path, value):
                 return False
             texts = self.categories.setdefault(path, set())
             texts.add(value)
             self.rows[path] += 1
             # Where keys are ids, there is a path for each row.
             many = len(texts) > CATEGORIES or len(self.categories) > PATHS
-            return many or len(value) > CATEGORY_LENGTH or "\n" in value
+            return many or len(value) > CATEGORY_LENGTH or "\n" in value or _last_word(path) in TURNS
         return not (isinstance(value, NEVER_A_TURN) or hasattr(value, "isoformat") or _are_numbers(value))
+
+
+def is_metadata(path: str, text: str) -> bool:
+    """Whether a text can't be a turn, by its form or by the name of its column.
+
+    >>> is_metadata("trace", "3f2a-9c"), is_metadata("lang", "any"), is_metadata("question", "any")
+    (True, True, False)
+    """
+    if IDENTIFIER.fullmatch(text):
+        return True
+    return _last_word(path) in METADATA and len(text) <= METADATA_LENGTH and "\n" not in text
 
 
 def values_at(row: Any, name: str) -> Iterator[Any]:
@@ -192,6 +203,11 @@ def _are_numbers(value: Any) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _is_metadata(path: str) -> bool:
+def _last_word(path: str) -> str:
+    """The last word of a name, between spaces.
+
+    >>> _last_word("meta.systemPrompt"), _last_word("prompt_id"), _last_word("42")
+    (' prompt ', ' id ', '?')
+    """
     words = re.findall(r"[a-z]+|[A-Z]+(?![a-z])|[A-Z][a-z]*", path)
-    return bool(words) and f" {words[-1].casefold()} " in METADATA
+    return f" {words[-1].casefold()} " if words else "?"

@@ -2,10 +2,10 @@
 
 from snaketune.corpus.rows import Dropped, Malformed, Preference
 from snaketune.corpus.values import completions, verdicts
-from snaketune.corpus.values.cells import number_of
+from snaketune.corpus.values.cells import may_be_number, number_of
 from snaketune.corpus.values.completions import pair_of
 from snaketune.corpus.values.row_file import RowFile
-from snaketune.corpus.values.schema import Schema, Values, Variant, columns_in
+from snaketune.corpus.values.schema import Column, Schema, Values, Variant, columns_in
 
 
 def read(values: Values, file: RowFile) -> Preference:
@@ -23,7 +23,7 @@ def read(values: Values, file: RowFile) -> Preference:
         votes = {name: vote for name, vote in several if vote is not None}
         from_zero = names[0].endswith("0")
         if not from_zero:
-            file.numeric_verdicts |= verdicts.numeric_verdicts(votes)
+            file.clues |= verdicts.clues_of(votes)
         best = verdicts.winner(votes, from_zero=from_zero)
         if best and difference and difference * (2 * best - 3) > 0:
             what = f"the scores, {scores[0]:g} and {scores[1]:g}, contradict {next(iter(votes))}"
@@ -34,13 +34,20 @@ def read(values: Values, file: RowFile) -> Preference:
         best = 0 if difference == 0 else 1 if difference > 0 else 2
     if best == 0:
         raise Dropped("tie")
-    return pair_of(values, answers[best - 1], answers[2 - best], file)
+    pair = pair_of(values, answers[best - 1], answers[2 - best], file)
+    asked = sum(turn["role"] == "user" for turn in [*pair.prompt, *pair.chosen])
+    if (turn := number_of(values.get("turn"))) and turn < asked:
+        what = f"the verdict is on turn {turn:g}, and its conversation has {asked}; select rows with `where: turn == {asked}`"
+        raise Malformed("verdict_on_earlier_turn", what)
+    return pair
 
 
+# The number of the answer that the verdict is on; in other data sets the number of turns.
+TURN = Column("turn", "turn", holds=may_be_number)
 SCHEMA = Schema(
     "votes",
     read,
-    Variant("answers verdict", verdicts.ANSWER, verdicts.VERDICT, verdicts.SCORES, *completions.PROMPT),
+    Variant("answers verdict", verdicts.ANSWER, verdicts.VERDICT, verdicts.SCORES, TURN, *completions.PROMPT),
     Variant("answers ratings", verdicts.ANSWER, verdicts.SCORES, *completions.PROMPT),
     kinds=("preferences",),
 )

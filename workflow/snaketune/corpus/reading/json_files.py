@@ -6,6 +6,7 @@ one malformed row, a malformed array fails the file. Both are read in blocks, so
 
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -22,6 +23,11 @@ from snaketune.errors import SnaketuneError
 # Only so much of a longer first line is read: it may be a whole file.
 MAX_HEAD = 1 << 20
 TREE_KEYS = {"message_id", "parent_id"}
+# Keys by which messages of several conversations are told apart: each message is a row.
+CONVERSATION_ID = re.compile(
+    r"(conversation|conv|dialog|dialogue|thread|session|chat|ticket|group)_?(id|uuid|idx|index|no|number|hash)?",
+    re.IGNORECASE,
+)
 KINDS = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
 
 
@@ -129,10 +135,13 @@ def _parsed(line: bytes) -> Any:
 
 
 def _is_messages(value: Any) -> bool:
-    """Return True if a value is a list of messages; flat messages of a tree aren't one, because each of them is a row."""
+    """Return True if a value is a list of messages. Those of a tree, or of several conversations, are rows each."""
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
         return False
-    return all(("role" in item or "from" in item) and TREE_KEYS.isdisjoint(item) for item in value)
+    if not all(("role" in item or "from" in item) and TREE_KEYS.isdisjoint(item) for item in value):
+        return False
+    ids = (key for key in value[0] if CONVERSATION_ID.fullmatch(key))
+    return all(len({repr(item.get(key)) for item in value}) == 1 for key in ids)
 
 
 def _row(unit: Literal["line", "row"], number: int, value: Any) -> RawRow:

@@ -4,6 +4,7 @@ Approximate cost per 1 kB of text: ftfy 230 µs if it isn't ASCII, normalization
 an @ or digits that must be checked, language 100 µs.
 """
 
+import json
 import os
 import re
 import unicodedata
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 from snaketune.config.corpora import Cleaning
 from snaketune.corpus.rows import Dropped, Malformed, Preference, Row, roles_and_texts
@@ -72,6 +74,10 @@ class Cleaner:
         texts = [turn["content"] for turn in row.turns]
         if row.answer is not None:
             texts.append(row.answer)
+        if row.tools is not None and MAYBE_PERSONAL.search(row.tools) and self.mask:
+            # In strings only, so that it stays JSON.
+            tools = _with_texts(json.loads(row.tools), self.steps["mask_personal_data"])
+            row = replace(row, tools=json.dumps(tools, ensure_ascii=False))
         before = texts
         for name, step in self.steps.items():
             after = [step(text) for text in texts]
@@ -89,6 +95,15 @@ class Cleaner:
         if isinstance(row, Preference) and roles_and_texts(columns["chosen"]) == roles_and_texts(columns["rejected"]):
             raise Malformed("identical_chosen_and_rejected", "chosen and rejected are the same after cleaning")
         return replace(row, **columns, answer=answer)
+
+
+def _with_texts(value: Any, step: Callable[[str], str]) -> Any:
+    """A value of JSON with a step applied to each of its strings but keys."""
+    if isinstance(value, dict):
+        return {key: _with_texts(item, step) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_texts(item, step) for item in value]
+    return step(value) if isinstance(value, str) else value
 
 
 def _mojibake_fixer() -> Callable[[str], str]:

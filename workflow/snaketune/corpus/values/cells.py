@@ -91,7 +91,10 @@ def text_if_number(value: Any) -> Any:
 
 
 def number_of(value: Any) -> float | None:
-    """Return a rating as a number; None if it isn't one. Malformed: its comma may separate thousands, or decimals."""
+    """Return a rating as a number; None if it isn't one.
+
+    Raises Malformed: it is infinite, or has a comma, which may separate thousands, or decimals.
+    """
     if isinstance(value, str) and NUMBER_WITH_COMMA.fullmatch(value):
         raise Malformed(
             "ambiguous_number", f"{value.strip()[:40]!r} has a comma, which may separate thousands, or decimals"
@@ -102,6 +105,8 @@ def number_of(value: Any) -> float | None:
         number = float(value)
     except (ValueError, OverflowError):
         return None
+    if math.isinf(number):
+        raise Malformed("infinite_number", f"{value!r:.40} is no rating")
     return None if math.isnan(number) else number
 
 

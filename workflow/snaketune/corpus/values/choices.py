@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from snaketune.corpus.rows import Malformed
 from snaketune.corpus.values.cells import first_value, is_blank, kind_of, plain_text
-from snaketune.corpus.values.schema import Column, Samples
+from snaketune.corpus.values.schema import Clue, Column, Samples
 
 LABEL_KEYS, CHOICE_KEYS = ("label", "key", "id", "letter"), ("text", "value", "content", "choice", "option")
 # Keys of API responses, which also have `choices`.
@@ -20,6 +20,11 @@ API_KEYS = {"finish_reason", "index", "logprobs", "message"}
 LABEL = re.compile(r"[A-Za-z]|\d{1,2}")
 NAMED_LABEL = re.compile(rf"(?:option|choice)?[ _]?({LABEL.pattern})", re.IGNORECASE)
 MAX_LITERAL = 10_000
+INTEGER = re.compile(r"-?\d{1,9}")
+# The kind of number in clues, and what is found: an index, the text of a choice, either (and how it was read), or the number of
+# choices.
+KIND = "choice"
+INDEX, TEXT, EITHER_INDEX, EITHER_TEXT, COUNT = "index", "text", "either, as index", "either, as text", "count"
 
 
 class Choice(NamedTuple):
@@ -93,18 +98,61 @@ def listed(choices: list[Choice], prompt: str) -> str:
     return "\n".join(f"{label}. {text}" if label else text for label, text in choices)
 
 
-def letter_of(choices: list[Choice], answer: Any) -> Any:
+def letter_of(value: Any, answer: Any, where: tuple[str, str], clues: set[Clue]) -> Any:
     """The label of the choice whose index, a number or a text of digits, is `answer`; else `answer`: a label, or a text.
 
-    >>> letter_of(choices_of(["x", "y", "z"]), "2"), letter_of(choices_of([2, 4]), 4), letter_of([], 2)
+    A number that is also the text of a choice is an index if it is an integer and the texts aren't numbers. `check_choices`
+    compares that with the other rows of the file.
+
+    >>> where, clues = ("choices", "answer"), set()
+    >>> letter_of(["x", "y", "z"], "2", where, clues), letter_of([2, 4], 4, where, clues), letter_of(None, 2, where, clues)
     ('C', 4, 2)
+    >>> letter_of(["2", "1"], 1, where, clues), letter_of(["2", "1"], "1", where, clues)
+    ('B', '1')
+
+    Args:
+        value: the choices, in any form.
+        where: the columns of the choices and of the answer.
+    Raises:
+        Malformed: a number that is none of the choices.
     """
-    index = plain_text(answer)
-    if index is None or isinstance(answer, bool) or not index.isdecimal():
+    column, choices, number = where[1], choices_of(value, where[0]), plain_text(answer)
+    if number is None or isinstance(answer, bool) or not INTEGER.fullmatch(number) or len(choices) < 2:
         return answer
-    if any(index in choice for choice in choices) or int(index) >= min(len(choices), len(ascii_uppercase)):
+    if any(number == choice.label for choice in choices):
         return answer
-    return choices[int(index)].label or ascii_uppercase[int(index)]
+    index, is_text = int(number), any(number == choice.text.strip() for choice in choices)
+    if not 0 <= index < len(choices):
+        if not is_text and index != len(choices):
+            raise Malformed("unknown_choice", f"{column} is {number}, which is none of {len(choices)} choices")
+        clues.add((column, KIND, TEXT if is_text else COUNT))
+        return answer
+    is_index = not is_text or not (isinstance(answer, str) or _holds_numbers(_parsed_list(value)))
+    clues.add((column, KIND, (EITHER_INDEX if is_index else EITHER_TEXT) if is_text else INDEX))
+    if not is_index:
+        return answer
+    return choices[index].label or (ascii_uppercase[index] if index < len(ascii_uppercase) else answer)
+
+
+def check_choices(clues: set[Clue]) -> None:
+    """Raise Malformed if the clues of all rows of a file contradict how numbers that choose an answer were read."""
+    for column in sorted({column for column, kind, _ in clues if kind == KIND}):
+        found = {value for name, kind, value in clues if (name, kind) == (column, KIND)}
+        if COUNT in found:
+            what = "a number that is the number of choices, so that numbers seem to count from 1"
+        elif {EITHER_INDEX, TEXT} <= found or {EITHER_TEXT, INDEX} <= found:
+            what = "numbers of which some can only be indexes of choices, others only their texts, and others either"
+        else:
+            continue
+        raise Malformed(
+            "ambiguous_choices", f"{column} holds {what}; write the letters of the choices, A for the first"
+        )
+
+
+def _holds_numbers(value: Any) -> bool:
+    if isinstance(value, dict | list):
+        return any(map(_holds_numbers, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, int | float)
 
 
 def _is_listed_in(prompt: str, choice: str) -> bool:

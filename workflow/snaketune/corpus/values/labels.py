@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from snaketune.corpus.rows import Row
 from snaketune.corpus.values.cells import plain_text, wrong_type
-from snaketune.corpus.values.choices import choices_of, letter_of
+from snaketune.corpus.values.choices import letter_of
 from snaketune.corpus.values.content import text_of
 from snaketune.corpus.values.schema import LABELS, Values
 from snaketune.corpus.values.tools import are_offered_in, tools_of
@@ -32,7 +32,7 @@ def add_labels(values: Values, row: Row, file: "RowFile") -> None:
         if key in values:
             value = values[key]
             if key == "answer" and "choices" in values:
-                value = letter_of(choices_of(values["choices"]), value)
+                value = letter_of(values["choices"], value, (file.names["choices"], file.names["answer"]), file.clues)
             text = value if type(value) is str else plain_text(value)
             if text is None:
                 raise wrong_type(file.names[key], value, "a text or a number")

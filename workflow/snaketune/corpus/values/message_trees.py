@@ -14,11 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from snaketune.corpus.rows import Conversation, Dropped, Malformed, Message, Outcome, Preference
-from snaketune.corpus.values.cells import Raw, kind_of, wrong_type
+from snaketune.corpus.values.cells import Raw, kind_of, number_of, plain_text, wrong_type
 from snaketune.corpus.values.roles import Speakers, role_of
 
 # Keys of a message that are read.
 MESSAGE_KEYS = {"message_id", "parent_id", "role", "text", "rank", "deleted", "synthetic", "replies"}
+# Also an empty cell of a table.
+NO_PARENT = (None, "")
+# As databases and tables write them.
+YES, NO = {"true", "t", "yes", "1"}, {"false", "f", "no", "0", ""}
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +99,7 @@ def _link(raws: list[Raw], speakers: Speakers) -> tuple[list[Outcome], list[Node
     for number, raw in enumerate(raws):
         try:
             node, id_ = _node(raw, speakers, number), _identifier(raw, "message_id")
-            if raw.get("parent_id") is not None:
+            if raw.get("parent_id") not in NO_PARENT:
                 _identifier(raw, "parent_id")
             if id_ in by_id:
                 raise Malformed("duplicate_message_id", f"{str(id_)[:40]!r} is already the id of an earlier message")
@@ -109,7 +113,7 @@ def _link(raws: list[Raw], speakers: Speakers) -> tuple[list[Outcome], list[Node
         if node.parent:
             node.parent.replies.append(node)
         else:
-            (roots if parent_id is None else orphans).append(node)
+            (roots if parent_id in NO_PARENT else orphans).append(node)
     for orphan in orphans:
         missing = f"{str(raws[orphan.number]['parent_id'])[:40]!r}, isn't in the file, or isn't valid"
         for node in _walk([orphan], include_deleted=True):
@@ -142,7 +146,7 @@ def _node(raw: Any, speakers: Speakers, number: int = 0) -> Node:
     if not isinstance(raw, dict):
         raise wrong_type("a reply", raw, "a message")
     speaker, text, rank = raw.get("role"), raw.get("text"), raw.get("rank")
-    deleted = raw.get("deleted") is True
+    deleted, synthetic = (_is_set(raw.get(key), key) for key in ("deleted", "synthetic"))
     if speaker is None:
         raise Malformed("missing_speaker", "a message has no role")
     role = role_of(speaker, speakers) if isinstance(speaker, str) else None
@@ -150,12 +154,18 @@ def _node(raw: Any, speakers: Speakers, number: int = 0) -> Node:
         raise Malformed("unknown_role", f"a message has the unknown role {str(speaker)[:40]!r}; map it with `speakers`")
     if not isinstance(text, str) and not deleted:
         raise Malformed("non_string_content", f"the text of a message holds {kind_of(text)}, expected a text")
-    if isinstance(rank, float) and math.isnan(rank):
-        rank = None
-    if isinstance(rank, bool) or not isinstance(rank, (int, float, type(None))):
+    place = number_of(rank)
+    if place is None and not (rank in (None, "") or rank != rank):
         raise wrong_type("rank", rank, "a number")
     turn = {"role": role, "content": text}
-    return Node(turn=turn, rank=rank, deleted=deleted, synthetic=raw.get("synthetic") is True, number=number)
+    return Node(turn=turn, rank=place, deleted=deleted, synthetic=synthetic, number=number)
+
+
+def _is_set(value: Any, key: str) -> bool:
+    text = "" if value is None else plain_text(value)
+    if text is None or text.strip().lower() not in YES | NO:
+        raise wrong_type(key, value, "true or false")
+    return text.strip().lower() in YES
 
 
 def _identifier(raw: Raw, column: str) -> str | int:

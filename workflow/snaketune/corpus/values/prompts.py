@@ -87,7 +87,11 @@ def exchange(values: Values, completions: dict[str, Any], file: "RowFile") -> Ex
 def _of_object(prompt: Any) -> Any:
     if isinstance(prompt, dict):
         # A question may be an object with metadata.
-        return prompt.get("full_text") or prompt.get("text") or prompt
+        text = prompt.get("full_text") or prompt.get("text")
+        if text and isinstance(prompt.get("system"), str) and prompt["system"].strip():
+            what = "the prompt holds a text and `system`; map both with `fields`: prompt: COLUMN.text, system: COLUMN.system"
+            raise Malformed("system_in_prompt", what)
+        return text or prompt
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], list):
         return prompt[0]
     return text_if_number(prompt)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from snaketune.corpus.rows import Message
 from snaketune.corpus.values import prompts
 from snaketune.corpus.values.cells import plain_text
-from snaketune.corpus.values.choices import choices_of, letter_of
+from snaketune.corpus.values.choices import letter_of
 from snaketune.corpus.values.content import are_calls, column_of_calls
 from snaketune.corpus.values.prompts import exchange, with_reasoning
 from snaketune.corpus.values.schema import Column, Values
@@ -30,7 +30,7 @@ def response_of(values: Values, file: "RowFile") -> tuple[list[Message], list[Me
     if name in CALLS.split() and "response" not in file.stated:
         response = column_of_calls(response, name)
     elif "choices" in values:
-        response = letter_of(choices_of(values["choices"], file.names["choices"]), response)
+        response = letter_of(values["choices"], response, (file.names["choices"], name), file.clues)
     if isinstance(response, bool) and (name == "answer" or "response" in file.stated):
         # The answer to a yes-or-no question.
         response = plain_text(response)

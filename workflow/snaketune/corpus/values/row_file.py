@@ -10,7 +10,7 @@ from snaketune.config.row_fields import Fields
 from snaketune.corpus.rows import Malformed
 from snaketune.corpus.values.cells import Raw, column_of, columns_of, flat, json_of, plain_text, wrong_type
 from snaketune.corpus.values.marks import bad_values
-from snaketune.corpus.values.schema import Name, Schema, Values, Variant, bind, columns_in
+from snaketune.corpus.values.schema import Clue, Name, Schema, Values, Variant, bind, columns_in
 from snaketune.corpus.values.validation import media_keys, refuse_media
 from snaketune.corpus.values.vendor_turns import messages_of_field
 
@@ -51,7 +51,7 @@ class RowFile:
         stated: those that the config names.
         speakers: roles by name, besides the usual ones.
         columns: all columns of its rows so far.
-        numeric_verdicts: numbers that are verdicts, each with its column.
+        clues: what its rows show of the meaning of numbers: column, kind of number, and what was found.
     """
 
     def __init__(self, kind: str, source: Source, schema: Schema, variant: Variant, bound: Mapping[str, Name]):
@@ -64,7 +64,7 @@ class RowFile:
         self.names: dict[str, str] = {}
         self.columns: set[str] = set()
         self.plans: dict[tuple[str, ...], Plan] = {}
-        self.numeric_verdicts: set[tuple[str, int]] = set()
+        self.clues: set[Clue] = set()
 
     def values(self, raw: Raw) -> tuple[Values, Plan]:
         """The values of a row by key, without nulls. Malformed: a needed one is missing."""

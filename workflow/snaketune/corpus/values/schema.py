@@ -20,6 +20,8 @@ Values = dict[str, Any]
 # Values of each column of a file, without nulls, as far as they are looked at.
 Samples = Mapping[str, list[Any]]
 VALUES_COMPARED = 20
+# What a row shows of the meaning of a column's numbers: the column, the kind of number, and what was found.
+Clue = tuple[str, str, str]
 
 
 class Column(NamedTuple):

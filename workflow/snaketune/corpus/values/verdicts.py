@@ -14,7 +14,7 @@ from typing import Any
 
 from snaketune.corpus.rows import Malformed
 from snaketune.corpus.values.cells import kind_of, may_be_number, number_of
-from snaketune.corpus.values.schema import Column, Name, Samples
+from snaketune.corpus.values.schema import Clue, Column, Name, Samples
 
 ANSWERS = ("response", "output", "answer", "completion", "conversation", "assistant", "human_ref")
 SUFFIX_PAIRS = (("_a", "_b"), ("_A", "_B"), ("A", "B"), ("_1", "_2"), ("1", "2"), ("_0", "_1"))
@@ -27,6 +27,8 @@ VERDICTS = {"1": 1, "2": 2, "a": 1, "b": 2, "0": 0, "1.5": 0, "tie": 0, "draw": 
 VERDICTS |= {f"{name}_{side}": VERDICTS[side] for name in ("model", *ANSWERS) for side in "ab12"}
 VERDICTS |= dict.fromkeys(("tie_(bothbad)", "tie_(both_bad)", "both_bad", "bothbad", "[[c]]"), 0)
 MAX_VERDICT = 40
+# Kinds of numbers.
+STRENGTH, VERDICT_NUMBER = "strength", "verdict"
 IN_BRACKETS = re.compile(r"\[\[([^\[\]]+)\]\]")
 COMPARISON = re.compile(r"(a|b)_?(>>?|<<?|==?)_?(a|b)")
 
@@ -77,19 +79,32 @@ def winner(votes: dict[str, Any], *, from_zero: bool) -> int:
     return 0 if others and others[0][1] == most else first
 
 
-def numeric_verdicts(votes: dict[str, Any]) -> set[tuple[str, int]]:
-    """The verdicts that are numbers, each with its column, where their meaning is ambiguous."""
-    normalised = ((column, _normalised(value)) for column, value in votes.items() if not ANNOTATOR.fullmatch(column))
-    return {
-        (column, int(text)) for column, text in normalised if text in ("0", "1", "2") and column not in STRENGTH_COLUMNS
-    }
+def clues_of(votes: dict[str, Any]) -> set[Clue]:
+    """What verdicts that are numbers show of the meaning of their column's numbers."""
+    clues = set()
+    for column, value in votes.items():
+        text = _normalised(value)
+        if column in STRENGTH_COLUMNS:
+            strength = number_of(text)
+            if strength is not None:
+                clues.add((column, STRENGTH, "above 0" if strength > 0 else "0 or below"))
+        elif text in ("0", "1", "2") and not ANNOTATOR.fullmatch(column):
+            clues.add((column, VERDICT_NUMBER, text))
+    return clues
 
 
-def check_numeric_verdicts(numbers: set[tuple[str, int]]) -> None:
-    """Raise Malformed if the `numeric_verdicts` of all rows of a file don't show which answer a number means."""
-    for column in {column for column, _ in numbers}:
-        if {number for name, number in numbers if name == column} == {0, 1}:
+def check_verdicts(clues: set[Clue]) -> None:
+    """Raise Malformed if the clues of all rows of a file don't show which answer a number means."""
+    for column, kind in sorted({(column, kind) for column, kind, _ in clues}):
+        found = {value for name, of, value in clues if (name, of) == (column, kind)}
+        if kind == VERDICT_NUMBER and found == {"0", "1"}:
             what = "0 and 1, and never 2: 0 may mean a tie, or the first answer; write A, B or tie"
+            raise Malformed("ambiguous_votes", f"{column} holds {what}")
+        if kind == STRENGTH and found == {"above 0"}:
+            what = (
+                "only numbers above 0: they may be strengths of which all are for the second answer, or a scale whose lower "
+                "half is for the first; write A, B or tie in a column `preference`"
+            )
             raise Malformed("ambiguous_votes", f"{column} holds {what}")
 
 
