@@ -54,6 +54,7 @@ ROWS: dict[str, list[Read]] = {
     "turns": [
         Read({"turns": [{"speaker": "USER", "utterance": "q"}, {"speaker": "SYSTEM", "utterance": "r"}]}, "U q|A r"),
         Read({"turns": [{"speaker": "human", "text": "q"}, {"role": "bot", "content": "r"}]}, "U q|A r"),
+        Read({"turns": turns("S s", "U q", "A r")}, "S s|U q|A r"),
     ],
     "contents": [
         Read(

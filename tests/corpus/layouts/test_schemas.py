@@ -229,6 +229,14 @@ REFUSED = [
     ({"prompt": "q", "chosen": str(turns("U q", "A x")), "rejected": str(turns("U q", "A y"))}, PREFERENCES, "turns_as_text",
      "chosen"),
     ({"response_a": "x", "response_b": "y", "winner": "A"}, PREFERENCES, "missing_column", "no column holds the prompt"),
+    (
+        {"prompt": '["q", "q2"]', "response_a": '["x", null]', "response_b": '["y", "y2"]', "winner": "A"},
+        PREFERENCES, "turns_as_text", "chosen: .* lists of texts.*map both with `fields`",
+    ),
+    (
+        {"prompt": {"text": "q", "system": "s"}, "response": "r"},
+        CONVERSATIONS, "system_in_prompt", "prompt: COLUMN.text, system: COLUMN.system",
+    ),
 ]  # fmt: skip
 
 

@@ -25,3 +25,9 @@ def test_windows_are_all_ngrams(texts, n):
 def test_a_batch_without_texts_has_no_windows():
     assert windows(words_of([]), 3).lengths.tolist() == []
     assert windows(TextHashes(np.empty(0, np.uint64), np.array([0, 0])), 3).lengths.tolist() == [0]
+
+
+def test_accents_count_as_one_character_however_they_are_written():
+    composed, decomposed = "Ein schöner Tag", "Ein scho\u0308ner Tag"
+    assert split_words(composed) == split_words(decomposed)
+    assert words_of([composed]).hashes.tolist() == words_of([decomposed]).hashes.tolist()

@@ -1,9 +1,8 @@
-"""A dialogue as `turns`: a list of {speaker, utterance}, where SYSTEM is the assistant."""
+"""A dialogue as `turns`: a list of {speaker, utterance}, where SYSTEM is the assistant if no other speaker is."""
 
 from typing import Any
 
 from snaketune.corpus.rows import Conversation
-from snaketune.corpus.values.roles import SYSTEM_ANSWERS
 from snaketune.corpus.values.row_file import RowFile
 from snaketune.corpus.values.schema import Column, Schema, Values, Variant
 from snaketune.corpus.values.turns import turns_of
@@ -15,7 +14,10 @@ def _are_turns(value: Any) -> bool:
 
 
 def read(values: Values, file: RowFile) -> Conversation:
-    return Conversation(messages=turns_of(values["messages"], file.names["messages"], SYSTEM_ANSWERS | file.speakers))
+    turns = turns_of(values["messages"], file.names["messages"], file.speakers)
+    if "system" not in file.speakers.values() and all(turn["role"] != "assistant" for turn in turns):
+        turns = [turn | {"role": "assistant"} if turn["role"] == "system" else turn for turn in turns]
+    return Conversation(messages=turns)
 
 
 SCHEMA = Schema("turns", read, Variant("messages", Column("messages", "turns", holds=_are_turns)))

@@ -6,6 +6,7 @@ without spaces a word is a whole clause, and only longer passages match.
 
 import re
 from typing import NamedTuple
+from unicodedata import normalize
 
 import numpy as np
 from rensa import RMinHash
@@ -39,7 +40,12 @@ def split_words(text: str) -> list[str]:
     >>> split_words("It's 4 o'clock.")
     ['it', 's', '4', 'o', 'clock']
     """
-    return WORD.findall(text.lower())
+    return WORD.findall(_folded(text))
+
+
+def _folded(text: str) -> str:
+    """A text in lower case, with an accent and its letter as one character, as most texts have them."""
+    return (text if text.isascii() else normalize("NFC", text)).lower()
 
 
 def words_of(texts: list[str], *, symbols: bool = False) -> TextHashes:
@@ -48,7 +54,7 @@ def words_of(texts: list[str], *, symbols: bool = False) -> TextHashes:
     words: list[str] = []
     offsets = [0]
     for text in texts:
-        words += find(text.lower())
+        words += find(_folded(text))
         offsets.append(len(words))
     hashes = RMinHash.hash_token_sets([words])[0] if words else []
     return TextHashes(np.array(hashes, np.uint64), np.array(offsets, np.int64))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from snaketune.corpus.rows import Malformed, Message
 from snaketune.corpus.values import choices
-from snaketune.corpus.values.cells import first_key, is_blank, kind_of, text_if_number, wrong_type
+from snaketune.corpus.values.cells import first_key, is_blank, json_of, kind_of, text_if_number, wrong_type
 from snaketune.corpus.values.content import text_of, think_block
 from snaketune.corpus.values.roles import Speakers
 from snaketune.corpus.values.schema import Column, Values
@@ -75,6 +75,14 @@ def exchange(values: Values, completions: dict[str, Any], file: "RowFile") -> Ex
     answers: list[list[Message]] = []
     for where, value in completions.items():
         if type(value) is str and not serialized:
+            if (
+                prompt[:2] == value[:2] == '["'
+                and "prompt" not in file.stated
+                and _are_texts(prompt)
+                and _are_texts(value)
+            ):
+                what = "the prompt and this are lists of texts, perhaps a turn each; write messages, or map both with `fields`"
+                raise Malformed("turns_as_text", f"{where}: {what}")
             answers.append([{"role": "assistant", "content": value}])
         else:
             answers.append(completion_turns(value, where, speakers, serialized=serialized))
@@ -82,6 +90,12 @@ def exchange(values: Values, completions: dict[str, Any], file: "RowFile") -> Ex
     if not PART_KEYS.isdisjoint(values):
         turns = _with_parts(values, turns, file)
     return turns, answers, notes
+
+
+def _are_texts(text: str) -> bool:
+    """Whether a text is a list of texts as JSON."""
+    value = json_of(text)
+    return isinstance(value, list) and all(isinstance(item, str | None) for item in value)
 
 
 def _of_object(prompt: Any) -> Any:

@@ -20,8 +20,6 @@ NAMES = {
 ROLES = {name: role for role, names in NAMES.items() for name in names}
 # Speakers whose text is only a call, which the assistant makes.
 CALLERS = ("function_call", "tool_call")
-# Where turns are by user and system, the system is the assistant.
-SYSTEM_ANSWERS = {"SYSTEM": "assistant", "System": "assistant", "system": "assistant"}
 # Names at the beginning of a line of a dialogue. The first two that aren't in ROLES are the user and the assistant.
 DIALOGUE_SPEAKERS = (
     r"(?:User|Human|Speaker|Person|Participant|Character)[ _]?[12AB]|User|Human|Assistant|Chatbot|Bot|GPT|AI"
