@@ -24,7 +24,7 @@ def test_its_commands_run(tmp_path, monkeypatch):
         line.strip() for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL) for line in block.splitlines()
     ]
     commands = [command for command in commands if command]
-    assert len(commands) == 5
+    assert len(commands) == 4
     for command in commands:
         program, *words = shlex.split(command)
         if program == "snakemake":

@@ -3,6 +3,7 @@
 import copy
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from snaketune.files import write_json
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.job import result_at
+from snaketune.stages.job_files import JobFile, job_file_of, write_job_file
 
 from .conftest import Project
 
@@ -76,6 +78,33 @@ def test_a_weight_that_was_changed_after_the_evaluation_fails(verified, tmp_path
     # What doesn't depend on it isn't blamed.
     for check in ("packed = alone", "micro-batch 1 = all", "trained prompt = generate's", "supervised = answer"):
         assert found[check]["status"] == "passed", found[check]
+
+
+def test_a_file_that_changed_since_the_checks_fails(verified, tmp_path, monkeypatch, capsys):
+    project = verified.copy_to(tmp_path / "project")
+    monkeypatch.chdir(project.folder)
+    job = JobGraph(*load(project.config)).job("verification", "dpo-run")
+    inputs = {role: tuple(one.manifest for one in jobs) for role, jobs in job.artifacts.items()}
+    job_file = JobFile(stage="verification", out=job.folder, spec={}, inputs=inputs)
+    write_job_file(job_file_of("verification", "dpo-run"), job_file, None)
+    (Path(job.folder) / "checks").mkdir(parents=True)
+    write_json(Path(job.folder) / "checks/verify.json", {"checks": []})
+    write_manifest(
+        Path(job.manifest),
+        {"payload": describe_files(Path(job.folder) / "checks"), "records": {}, "stage": "verification"},
+    )
+    assert main(["verify", job.manifest]) == 0
+    (scores,) = Path("results/eval").glob("*/dpo-run/scores/scores.json")
+    for path in (Path("results/dpo/run/model/model.safetensors"), scores):
+        content = bytearray(path.read_bytes())
+        content[-2] ^= 1
+        path.unlink()
+        path.write_bytes(content)
+    capsys.readouterr()
+    assert main(["verify", job.manifest]) == 1
+    said = capsys.readouterr().out
+    for path in ("results/dpo/run/model/model.safetensors", str(scores)):
+        assert f"! {path} is damaged" in said, said
 
 
 @pytest.mark.parametrize("status", ["passed", "failed"])
