@@ -13,6 +13,7 @@ import pytest
 from hostile_report import hostile_report
 
 from snaketune.config.load import load
+from snaketune.errors import SnaketuneError
 from snaketune.report.pages import pages_for, pages_of
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.table import STAGES
@@ -207,6 +208,14 @@ def test_missing_run_files_leave_values_out(results):
     assert names(pages) == set(pages_for(outcome.counts["results"]))
     page = (pages / "index.html").read_text("utf-8")
     assert "Tokens per second" not in page
+
+
+def test_a_damaged_run_file_stops_the_report_with_the_command_that_heals_it(results, monkeypatch):
+    monkeypatch.setenv("SNAKETUNE_CONFIG", "mine.yaml")
+    results.everything()
+    next(results.folder.glob("results/sft/*/run.json")).write_text("garbage")
+    with pytest.raises(SnaketuneError, match=r"rm \S*/run.json && snakemake --configfile mine.yaml"):
+        results.report()
 
 
 @pytest.mark.figures

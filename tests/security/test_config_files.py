@@ -35,6 +35,8 @@ REFUSED = {
     "an empty key": ("sft:\n  demo: {lora: }", "line 2: `lora:` is empty, which could mean its defaults or none of it"),
     "an empty section": ("report:\ncorpora: {}", "line 1: `report:` is empty"),
     "an empty last key": ("sft:\n  demo:\n    lora:\n", "`lora:` is empty"),
+    "a name that is true": ("dpo:\n  on: {beta: 1}", "line 2: YAML reads the key 'on' as true or false; put it in quotes"),
+    "a name that is nothing": ("dpo: {~: {beta: 1}}", "line 1: YAML reads the key '~' as nothing; put it in quotes"),
     "twice in JSON": ('{"a": {"b": 1, "b": 2}}', "the key 'b' occurs twice"),
     "billion laughs": (f"l0: &l0 lol\n{LAUGHS}", f"more than {MAX_VALUES:,} values"),
     "of mappings": (f"m0: &m0 lol\n{MAPPINGS}", f"more than {MAX_VALUES:,} values"),

@@ -206,6 +206,7 @@ def _slow(folder: Path, log: Path) -> None:
 
 
 def test_the_command_that_heals_names_the_config_that_was_given(tmp_path, monkeypatch):
+    monkeypatch.delenv("SNAKETUNE_CONFIG", raising=False)
     assert rebuild_command(Path("m.json")) == "rm m.json && snakemake"
     monkeypatch.setenv("SNAKETUNE_CONFIG", "my.yaml")
     assert rebuild_command(Path("m.json")) == "rm m.json && snakemake --configfile my.yaml"

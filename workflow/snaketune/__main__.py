@@ -98,6 +98,9 @@ def _run_command(options: argparse.Namespace) -> int:
         case "push":
             from snaketune.publishing.push import push, requested_models
 
+            if options.models is None:
+                # As a rule does, for messages that name whole commands.
+                os.environ["SNAKETUNE_CONFIG"] = shlex.quote(str(options.configfile))
             push(requested_models(options.names, options.configfile, options.models), dry_run=options.dry_run)
         case "verify":
             from snaketune.diagnostics.verified import print_verified

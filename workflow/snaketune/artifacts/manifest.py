@@ -178,11 +178,11 @@ def counted_entries(manifest: dict[str, Any], entries: Iterable[str] = ()) -> di
     return counted
 
 
-def rebuild_command(manifest: Path) -> str:
+def rebuild_command(path: Path) -> str:
     """The command that publishes an artifact again, with the config of this run: what is intact in its work folder, or else
-    made again. `--forcerun` would compute it in any case."""
+    made again. `--forcerun` would compute it in any case. Args: path: of its manifest, or its run.json."""
     config = os.environ.get("SNAKETUNE_CONFIG", "")
-    return f"rm {manifest} && snakemake{config and f' --configfile {config}'}"
+    return f"rm {path} && snakemake{config and f' --configfile {config}'}"
 
 
 def note_published(folder: Path, payload: Path, names: Iterable[str]) -> None:

@@ -108,6 +108,9 @@ def _check_keys(path: Path, mapping: yaml.MappingNode) -> None:
             continue
         where = f"{path}, line {key.start_mark.line + 1}"
         _check_key(where, key.value, key.value in keys and key.value != MERGE)
+        if key.tag.endswith((":bool", ":null")):
+            read_as = "nothing" if key.tag.endswith(":null") else "true or false"
+            raise SnaketuneError(f"{where}: YAML reads the key {key.value!r} as {read_as}; put it in quotes")
         keys.add(key.value)
         if value.tag.endswith(":null") and not value.value:
             raise SnaketuneError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.manifest import Artifact, read_artifact
+from snaketune.artifacts.manifest import Artifact, read_artifact, rebuild_command
 from snaketune.artifacts.plain_json import parse_json
 from snaketune.errors import SnaketuneError
 from snaketune.stages.specs import ReportedJob
@@ -105,11 +105,11 @@ class Results:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file. Raises SnaketuneError if it can't be read."""
+    """Read a JSON file of a result. Raises SnaketuneError, with how to rebuild it, if it can't be read."""
     try:
         return parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SnaketuneError(f"{path} can't be read: {error}") from None
+        raise SnaketuneError(f"{path} can't be read: {error}; rebuild it with: {rebuild_command(path)}") from None
 
 
 def read_lines(path: Path) -> list[Any]:

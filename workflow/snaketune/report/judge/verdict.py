@@ -214,7 +214,10 @@ def differences(before: ScoredModel, after: ScoredModel, where: str = "") -> lis
         elif both:
             was_N, now_N = (np.array([of_row[row] for row in both]) for of_row in (was, now))
             # Values over the paired rows; equal to the scores if both models have the same rows.
-            values, interval = [float(was_N.mean()), float(now_N.mean())], paired(was_N, now_N)
+            # Rounded as the scores are.
+            values = [round(float(outcomes_N.mean()), 4) for outcomes_N in (was_N, now_N)]
+            low, high = paired(was_N, now_N)
+            interval = (max(low, -CHANCE), min(high, 1 - CHANCE)) if by_chance else (low, high)
         about = {"measure": measure, "evaluation": after.evaluation, "rows": len(both), "interval": interval}
         about["by_chance"] = by_chance
         found.append(Difference(before=values[0], after=values[1], **about))
