@@ -269,8 +269,19 @@ def test_rows_and_models_of_another_kind_are_refused(tmp_path, folder, tokenizer
         PackedDPOTrainer(model=folder, args=measured, train_dataset=of_pairs)
     with pytest.raises(SnaketuneError, match="overflow: found 'split'"):
         pack_pairs(pairs(), tokenizer, length=32, overflow="split")
+    with pytest.raises(SnaketuneError, match="overflow: found 'x', expected drop, truncate, split or raise"):
+        pack_conversations([{"text": "a"}], tokenizer, overflow="x")
+    with pytest.raises(SnaketuneError, match="length: found 0"):
+        pack_pairs(pairs(), tokenizer, length=0)
     with pytest.raises(SnaketuneError, match="row 0: its texts need a tokenizer"):
         pack_pairs(pairs(), length=32)
+    pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    with pytest.raises(SnaketuneError, match="row 1 can't be tokenized: "):
+        pack_pairs([pair, pair | {"prompt": 1}], tokenizer)
+    with pytest.raises(SnaketuneError, match=r"row 0: .*'prompt', 'chosen' \(null\), 'rejected'"):
+        pack_pairs([pair | {"chosen": None}], tokenizer)
+    with pytest.raises(SnaketuneError, match="row 0 can't be tokenized: "):
+        pack_conversations([{"messages": []}], tokenizer)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     with pytest.raises(SnaketuneError, match="accelerate's mixed precision is bf16"):
         PackedDPOTrainer(model=folder, args=args, train_dataset=of_pairs)

@@ -103,7 +103,7 @@ def _run_command(options: argparse.Namespace) -> int:
                 os.environ["SNAKETUNE_CONFIG"] = shlex.quote(str(options.configfile))
             push(requested_models(options.names, options.configfile, options.models), dry_run=options.dry_run)
         case "verify":
-            from snaketune.diagnostics.verified import print_verified
+            from snaketune.diagnostics.verify_command import print_verified
 
             return print_verified(options.manifests)
         case "replay":

@@ -9,6 +9,7 @@ begins where its tokens first differ from the prompt's.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from snaketune.engine.packing.rows import DocumentColumns, PackedRows
 from snaketune.engine.packing.settings import PackingSettings
 from snaketune.engine.packing.shards import FORMAT_VERSIONS, IGNORED, TOKENS_PER_BATCH, list_columns
 from snaketune.engine.packing.tokens import IdViews
-from snaketune.errors import SnaketuneError
+from snaketune.errors import SnaketuneError, first_line
 
 # A tokenizer of transformers: `apply_chat_template`, a call with a text, `eos_token`, `pad_token_id`.
 Tokenizer = Any
@@ -49,9 +50,11 @@ def pack_conversations(
     Raises:
         SnaketuneError: a row has none of the columns, or no row can be packed.
     """
+    _check(length, overflow, ("drop", "truncate", "split", "raise"))
     sequences, runs = [], []
     for number, row in enumerate(dataset):
-        ids, learned = _conversation(row, number, tokenizer, assistant_only_loss)
+        with _named(number):
+            ids, learned = _conversation(row, number, tokenizer, assistant_only_loss)
         # Nothing predicts the first token.
         learned[:1] = False
         edges = np.flatnonzero(np.diff(np.concatenate([[False], learned, [False]]).astype(np.int8)))
@@ -79,12 +82,12 @@ def pack_pairs(
     Raises:
         SnaketuneError: a row lacks a column, or no row can be packed.
     """
-    if overflow not in ("drop", "truncate", "raise"):
-        raise SnaketuneError(f"overflow: found {overflow!r}, expected drop, truncate or raise")
+    _check(length, overflow, ("drop", "truncate", "raise"))
     sequences, runs = [], []
     columns: dict[str, list[Any]] = {"prompt": [], "chosen": [], "common": [], "prompt_hash": [], "supervised": []}
     for number, row in enumerate(dataset):
-        prompt, chosen, rejected = _pair(row, number, tokenizer)
+        with _named(number):
+            prompt, chosen, rejected = _pair(row, number, tokenizer)
         sequences.append(np.concatenate([prompt, chosen, rejected]))
         middle, end = len(prompt) + len(chosen), len(sequences[-1])
         first = max(len(prompt), 1)
@@ -172,6 +175,24 @@ def _packed(kind: str, tokens: MemoryTokens, length: int, overflow: Overflow, pa
     return PackedRows(batches, lists, length, documents=DocumentColumns(offsets, values))
 
 
+def _check(length: int, overflow: str, allowed: tuple[str, ...]) -> None:
+    if length < 1:
+        raise SnaketuneError(f"length: found {length}, expected a number of tokens above 0")
+    if overflow not in allowed:
+        raise SnaketuneError(f"overflow: found {overflow!r}, expected {', '.join(allowed[:-1])} or {allowed[-1]}")
+
+
+@contextmanager
+def _named(number: int) -> Iterator[None]:
+    """Name the row in errors of tokenizers and chat templates, which may be of any type."""
+    try:
+        yield
+    except SnaketuneError:
+        raise
+    except Exception as error:
+        raise SnaketuneError(f"row {number} can't be tokenized: {first_line(error)}") from error
+
+
 def _padding_id(tokenizer: Tokenizer) -> int:
     return getattr(tokenizer, "pad_token_id", None) or 0
 
@@ -181,7 +202,8 @@ def _ids(values: Any) -> np.ndarray:
 
 
 def _missing(number: int, row: Mapping[str, Any], expected: str) -> SnaketuneError:
-    return SnaketuneError(f"row {number}: expected {expected}; found the columns {', '.join(map(repr, row))}")
+    found = ", ".join(f"{name!r}" + " (null)" * (row[name] is None) for name in row)
+    return SnaketuneError(f"row {number}: expected {expected}; found the columns {found}")
 
 
 def _conversation(
