@@ -173,11 +173,11 @@ def copy_after(save: int, work: Path, copy: Path, monkeypatch) -> None:
 def held_out_pack(folder: Path, **what: Any) -> PackedRows:
     """Write rows as `pack` does; return them as a training reads its held-out rows."""
     pack(folder / "pack", **what)
-    return open_rows(read_pack(folder), "train", columns=sources_of)
+    return open_rows(read_pack(folder, "3.1" if what.get("prefix") else "3.0"), "train", columns=sources_of)
 
 
-def read_pack(folder: Path) -> Artifact:
+def read_pack(folder: Path, version: str = "3.0") -> Artifact:
     """Return the artifact of rows that another process wrote to `folder`."""
-    manifest = {"format_version": "3.0", "row_length": LENGTH, "records": {}}
+    manifest = {"format_version": version, "row_length": LENGTH, "records": {}}
     manifest["payload"] = describe_files(folder / "pack/shards")
     return Artifact(folder / "pack/manifest.json", manifest, folder / "pack/shards")

@@ -295,6 +295,18 @@ def test_a_metric_that_the_held_out_rows_do_not_have_ends_at_the_first_measureme
         trained.train("run", {"loss": "kto"}, evaluate=EVERY, keep="best", metric="accuracy")
 
 
+def test_held_out_conversations_that_branch_are_measured_if_no_other_does(tmp_path, rows, capsys):
+    trees = held_out_pack(tmp_path / "trees", rows=5, documents=(12, 9), prefix=6)
+    assert trees.has_prefixes and not rows.has_prefixes
+    settings = {"held_out": trees, "evaluate": EVERY}
+    outcome = train(tmp_path / "best", rows, spec(keep="best", evaluate=EVERY), **settings)
+    assert len(points(outcome)) > 1 and "aren't measured" not in capsys.readouterr().out
+    # The same training as without them.
+    train(tmp_path / "blind", rows, spec())
+    train(tmp_path / "measured", rows, spec(), **settings)
+    assert same(weights(tmp_path / "blind"), weights(tmp_path / "measured"))
+
+
 def test_selection_without_held_out_rows_is_refused(tmp_path, rows):
     with pytest.raises(SnaketuneError, match=r"training.keep and training.stop_if need held-out rows"):
         train(tmp_path, rows, spec(**OVERFIT, keep="best"), evaluate=EVERY)

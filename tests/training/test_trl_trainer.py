@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from snaketune.artifacts.manifest import describe_files
 from snaketune.config.lora import Lora
 from snaketune.config.training_runs import Training
 from snaketune.errors import SnaketuneError
@@ -48,6 +49,20 @@ def test_supervised_tokens_are_those_that_packed_rows_have(tmp_path, tokenizer, 
         assert row["input_ids"] == one.ids.tolist()
         assert [label != -100 for label in row["labels"]] == one.supervised.tolist()
     assert blank["labels"] == [-100]
+
+
+def test_a_chat_template_that_trl_refuses_is_named_with_what_to_do(tmp_path, tokenizer):
+    rows = raw_rows(tmp_path)
+    shutil.copytree(tokenizer.folder, tmp_path / "tokenizer")
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        path = tmp_path / "tokenizer" / name
+        if path.is_file():
+            path.chmod(0o644)
+            path.write_text(path.read_text().replace("{%- generation -%}", "").replace("{%- endgeneration -%}", ""))
+    described = tokenizer.manifest | {"payload": describe_files(tmp_path / "tokenizer")}
+    unmarked = replace(tokenizer, manifest=described, folder=tmp_path / "tokenizer")
+    with pytest.raises(SnaketuneError, match=r"TRL's trainer, which refuses .*; set tokenizers.NAME.chat_template to"):
+        pipeline.train(prepare_sft(sft_run(tmp_path), rows, unmarked))
 
 
 def _stop():

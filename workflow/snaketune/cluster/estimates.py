@@ -258,6 +258,10 @@ def _cost(job: Job) -> Cost | ModelCost:
 
 
 def _base(job: Job) -> Pretrained | Scratch | None:
+    """The base of a job's model. Those that a merge averages have one architecture."""
+    if job.stage == "merge":
+        first = job.spec.models[0]
+        return _base(job.artifacts["models"][0]) if first.results else first.base
     base, models = getattr(job.spec, "base", None), job.artifacts.get("model", ())
     return _base(models[0]) if base is None and models else base
 

@@ -99,9 +99,12 @@ def check_hyperparameters(run: PreflightRun, pretrained: bool, pack: dict[str, A
         do = "check the exponent; ignore this if it is intended"
         yield Finding(key=f"{key}.learning_rate", problem=problem, do=do, certain=False)
     rows = pack.get("packing_metadata", {}).get("rows") or pack["counts"]["train"].get("kept", 0)
-    steps = training.epochs * rows / training.batch_rows
+    # The last step of an epoch may have fewer rows.
+    steps = math.ceil(training.epochs * math.ceil(rows / training.batch_rows))
     if rows and steps < FEWEST_STEPS:
-        sentence = f"{training.batch_rows} rows a step make {max(1, round(steps))} steps of {rows:,} rows"
+        sentence = (
+            f"{training.batch_rows} rows a step make {steps} steps of {rows:,} rows in {training.epochs:g} epochs"
+        )
         problem, do = f"{sentence}, too few to train with", "lower batch_rows, or raise epochs"
         yield Finding(key=f"{key}.batch_rows", problem=problem, do=do, certain=False)
 

@@ -274,5 +274,5 @@ def why_not_measurable(
         except Unpackable as error:
             return f"the training's kernel, {kernel}, doesn't compute them: {error}"
     if (kernel, rows.has_prefixes) not in getattr(model, "allowed_packed", ()):
-        return f"the training's kernel, {kernel}, is proved right for rows without prefixes only"
+        return f"conversations that branch don't pass the self-test of the training's kernel, {kernel}, and some are held out"
     return ""

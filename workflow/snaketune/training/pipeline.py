@@ -24,7 +24,7 @@ from snaketune.engine.model.devices import Compute, deterministic_algorithms, ke
 from snaketune.engine.model.forward import inner_model, without_dropout
 from snaketune.engine.model.machine import is_out_of_memory, processor
 from snaketune.engine.model.parameters import parameter_count, train_only
-from snaketune.engine.model.selftest import self_test
+from snaketune.engine.model.selftest import allow_also, self_test
 from snaketune.engine.packing.rows import EqualTokens, PackedRows
 from snaketune.engine.preemption import EndOfSnapshot, PreemptionCallback
 from snaketune.engine.throughput import LogCallback
@@ -99,20 +99,24 @@ def ready_trainer(training: PreparedTraining) -> Iterator[tuple[TrainingFeatures
                 # The unsharded model may not fit a device, so it is checked in shards, with its adapters.
                 model = _with_trained_parameters(model, run)
                 shard(model, compute, dtype)
-                about, measured, compute = _check_model(inner_model(model), rows, compute)
+                about, measured, compute = _check_model(inner_model(model), training)
             else:
-                about, measured, compute = _check_model(model, rows, compute)
+                about, measured, compute = _check_model(model, training)
                 model = _with_trained_parameters(model, run)
             loaded = LoadedModel(about=about, run=measured, parameters=parameters, trainable=_trainable_count(model))
             yield make_trainer(training, model, compute), loaded
 
 
-def _check_model(model: PreTrainedModel, rows: Any, compute: Compute) -> tuple[dict[str, Any], dict[str, Any], Compute]:
+def _check_model(model: PreTrainedModel, training: PreparedTraining) -> tuple[dict[str, Any], dict[str, Any], Compute]:
     """Check that packed logits equal those of separate sequences; return facts for manifest and run.json, and the kernel."""
+    rows, held_out, compute = training.rows, training.held_out, training.run.compute
     if not isinstance(rows, PackedRows):
         # Every row is a single sequence for the model's own attention.
         return {"trainer": "trl", "dtype": compute.about()["dtype"]}, {}, compute
     tested = self_test(model, [rows], compute, training=True)
+    if training.run.operation.evaluate and held_out and held_out.has_prefixes and not rows.has_prefixes:
+        # Of conversations that branch, all may be held out. They don't decide what the training is computed by.
+        allow_also(model, held_out, tested.compute)
     return tested.about(), {"self_test_share": tested.share}, tested.compute
 
 
@@ -154,7 +158,9 @@ def measure_held_out(trainer: PackedTrainer, training: PreparedTraining) -> None
     config, rows = training.any_config, training.held_out
     if why_not := why_not_measurable(trainer.model, trainer.compute.kernel, rows, config):
         if selection.selects:
-            raise SnaketuneError(f"training.keep and training.stop_if need held-out rows, and {why_not}")
+            raise SnaketuneError(
+                f"training.keep and training.stop_if need held-out rows, and {why_not}. Remove them, or choose another held_out"
+            )
         print(f"held-out rows aren't measured: {why_not}", flush=True)
         return
     settings = HeldOutSettings(

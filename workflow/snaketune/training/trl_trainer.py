@@ -16,7 +16,7 @@ from snaketune.engine.features import Options, TrainingFeatures
 from snaketune.engine.model.batches import Batch
 from snaketune.engine.model.devices import Compute
 from snaketune.engine.packing.shards import IGNORED, RAW_FORMAT_VERSION
-from snaketune.errors import SnaketuneError
+from snaketune.errors import SnaketuneError, first_line
 from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.tool_calls import with_calls
@@ -76,15 +76,24 @@ class RawTrainer(TrainingFeatures, SFTTrainer):
         arguments |= {"max_length": None, "packing": False, "assistant_only_loss": True}
         arguments |= {"loss_type": loss, "neftune_noise_alpha": options.neftune_noise_alpha}
         arguments["activation_offloading"] = options.offload
-        super().__init__(
-            rows=rows,
-            compute=compute,
-            options=options,
-            model=model,
-            args=SFTConfig(**arguments),
-            train_dataset=rows.conversations,
-            processing_class=rows.tokenizer,
-        )
+        try:
+            super().__init__(
+                rows=rows,
+                compute=compute,
+                options=options,
+                model=model,
+                args=SFTConfig(**arguments),
+                train_dataset=rows.conversations,
+                processing_class=rows.tokenizer,
+            )
+        except ValueError as error:
+            if "chat template" not in str(error):
+                raise
+            raise SnaketuneError(
+                f"packing.strategy: none trains on TRL's trainer, which refuses the chat template: {first_line(error)}; set "
+                "tokenizers.NAME.chat_template to one with {% generation %}, such as resources/chat_templates/chatml.jinja, or "
+                "use another packing.strategy"
+            ) from None
         collate = self.data_collator
         self.data_collator = lambda items: Batch(collate(items))
         blank = Dataset.from_dict({"input_ids": [[rows.tokenizer.pad_token_id]], "labels": [[IGNORED]]})

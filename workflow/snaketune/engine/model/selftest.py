@@ -113,6 +113,14 @@ def self_test(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Comp
     return check_kernel(model, packs, replace(compute, kernel=SEPARATE), training=training)
 
 
+def allow_also(model: PreTrainedModel, rows: PackedRows, compute: Compute) -> None:
+    """Check and allow further rows, without gradients, by the model as it is set up for others. Prints why not."""
+    try:
+        _check_kernel(model, [rows], compute, rows.has_prefixes, training=False)
+    except Unpackable as error:
+        print(error, flush=True)
+
+
 def check_kernel(
     model: PreTrainedModel,
     packs: Sequence[PackedRows],

@@ -87,9 +87,9 @@ def _fit(
         is_tree[:] = False
     if settings.strategy == "wrapped" and is_tree.any():
         raise SnaketuneError(
-            f"conversation {index['id'][int(is_tree.argmax())]} is a tree, since its chat template rewrites earlier turns, and "
-            "rows of packing.strategy: wrapped can't hold trees; set corpora.NAME.reasoning to last or all, or use "
-            "best-fit-decreasing"
+            f"conversation {index['id'][int(is_tree.argmax())]} is a tree, since its chat template rewrites earlier turns, "
+            "or an answer begins with blanks that the tokenizer joins to the prompt's end; rows of packing.strategy: wrapped "
+            "can't hold trees; set corpora.NAME.reasoning to last or all, or use best-fit-decreasing"
         )
     cut: list[Segment] = []
     if settings.strategy != "wrapped" and too_long.any():
