@@ -71,6 +71,7 @@ def test_a_ranking_that_may_be_an_order_is_malformed(ranking, made):
 @pytest.mark.parametrize("rating", ["inf", float("inf"), "-Infinity"])
 def test_infinite_ratings_are_malformed(rating):
     assert pairs({"prompt": "q", "responses": ["a", "b"], "scores": [1, rating]}) == ["infinite_number"]
+    assert pairs(rated([1, rating])) == ["infinite_number"]
     scored = {"prompt": "q", "chosen": "a", "rejected": "b", "score_chosen": rating, "score_rejected": 1}
     assert pairs(scored) == ["infinite_number"]
 

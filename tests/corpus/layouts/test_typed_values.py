@@ -58,6 +58,17 @@ def test_indexes_that_count_from_one_are_refused(rows):
         answers(*({"choices": METALS, "answer": index} for index in rows))
 
 
+def test_a_number_beside_choices_in_one_text_is_a_label_or_text_in_it():
+    listed = {"question": "q", "choices": "A) 38 B) 27.5 C) 4"}
+    assert read(listed | {"answer": "38"})[1].messages[-1]["content"] == "38"
+    for index in (0, "1", 27):
+        with pytest.raises(
+            Malformed, match=r"unknown_choice: answer is .*, which choices doesn't hold; write the answer's l"
+        ):
+            read(listed | {"answer": index})
+    assert read({"question": "q", "choices": ["x"], "answer": 0})[1].messages[-1]["content"] == "A"
+
+
 @pytest.mark.parametrize("answer", [-1, 5, "7"])
 def test_a_number_that_is_no_choice_is_malformed(answer):
     with pytest.raises(Malformed, match=r"unknown_choice: answer is .*, which is none of 4 choices"):

@@ -9,7 +9,7 @@ from typing import Any
 
 from snaketune.corpus.rows import Dropped, Malformed, Outcome
 from snaketune.corpus.values import completions
-from snaketune.corpus.values.cells import first_value, number_of, wrong_type
+from snaketune.corpus.values.cells import first_value, may_be_number, number_of, wrong_type
 from snaketune.corpus.values.completions import pair_of
 from snaketune.corpus.values.row_file import RowFile
 from snaketune.corpus.values.schema import Column, Schema, Values, Variant
@@ -23,7 +23,7 @@ RATINGS = ("rank", "ranking", "overall_score", "score", "rating", "reward", "qua
 
 
 def _rating_key(items: list[Any]) -> str | None:
-    return next((key for key in RATINGS if any(number_of(item.get(key)) is not None for item in items)), None)
+    return next((key for key in RATINGS if any(may_be_number(item.get(key)) for item in items)), None)
 
 
 def _are_rated(value: Any) -> bool:

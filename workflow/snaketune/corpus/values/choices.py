@@ -117,9 +117,16 @@ def letter_of(value: Any, answer: Any, where: tuple[str, str], clues: set[Clue])
         Malformed: a number that is none of the choices.
     """
     column, choices, number = where[1], choices_of(value, where[0]), plain_text(answer)
-    if number is None or isinstance(answer, bool) or not INTEGER.fullmatch(number) or len(choices) < 2:
+    if number is None or isinstance(answer, bool) or not INTEGER.fullmatch(number) or not choices:
         return answer
     if any(number == choice.label for choice in choices):
+        return answer
+    if isinstance(value, str) and len(choices) == 1:
+        # One text lists all, perhaps with this number as a label or a text.
+        if not re.search(rf"(?<![\d.-]){number}(?![\d.])", choices[0].text):
+            raise Malformed(
+                "unknown_choice", f"{column} is {number}, which {where[0]} doesn't hold; write the answer's letter"
+            )
         return answer
     index, is_text = int(number), any(number == choice.text.strip() for choice in choices)
     if not 0 <= index < len(choices):
