@@ -139,7 +139,7 @@ def decide_rows(spec: CorpusSpec, work: WorkFolder, parts: ScannedParts) -> Deci
     _check_ranges(spec, parts)
     total_rows = sum(source.read + source.extra for source in parts.sources)
     quarantine.check_limit(total_rows, parts.rows, spec.max_quarantined_fraction, work.folder / QUARANTINE)
-    _check_sources(spec, parts, work.folder / QUARANTINE)
+    _check_sources(spec, parts, work)
     decisions = decide(parts, spec, contamination_record=work.payload / CONTAMINATION)
     counts = counts_of(parts, spec, quarantine, decisions)
     if not sum(counts["kept"].values()):
@@ -200,14 +200,12 @@ def _check_ranges(spec: CorpusSpec, parts: ScannedParts) -> None:
         unstated.check(name, spec.kind)
 
 
-def _check_sources(spec: CorpusSpec, parts: ScannedParts, record: Path) -> None:
+def _check_sources(spec: CorpusSpec, parts: ScannedParts, work: WorkFolder) -> None:
     """Raise SnaketuneError if all rows of a source are malformed, however few they are among those of the corpus."""
     for source, counts in zip(spec.sources, parts.sources):
         if counts.quarantined and not counts.rows and not counts.dropped:
-            raise SnaketuneError(
-                f"none of the {counts.quarantined} rows of the source {_name_of(source)} can be used; see {record}. "
-                "Check its `layout` and `fields`, or remove the source"
-            )
+            what = f"none of the {counts.quarantined} rows of the source {_name_of(source)} can be used"
+            raise SnaketuneError(f"{what}\n{_save_records(work)}Check its `layout` and `fields`, or remove the source")
 
 
 def _name_of(source: Source) -> str:
