@@ -77,7 +77,7 @@ def test_the_list_survives_a_failed_stage(make, tmp_path, sound):
 def test_a_source_without_a_usable_row_stops_the_run(make, chat):
     good = [chat(f"q{number}") for number in range(500)]
     sources = [{"files": ["data/0.jsonl"]}, {"files": ["data/1.jsonl"], "layout": "prompt-response"}]
-    with pytest.raises(SnaketuneError, match="none of the 2 rows of the source data/1.jsonl can be used") as error:
+    with pytest.raises(SnaketuneError, match=r"none of the 2 rows of the source data/1.jsonl can be used") as error:
         make(good, [{"n": 1}, {"n": 2}], sources=sources)
     record = Path(re.search(r"See (\S+)", str(error.value))[1])
     assert [json.loads(line)["line"] for line in record.read_text().splitlines()] == [1, 2]
