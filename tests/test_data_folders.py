@@ -49,6 +49,30 @@ def test_a_table_of_delta_lake_has_other_versions_too():
     assert "it is a table of Delta Lake" in refused("_SUCCESS", PART, "_delta_log/00000000000000000000.json")
 
 
+def test_files_about_the_data_are_no_data():
+    assert chosen("README.md", "LICENSE", "dataset_infos.json", "data/a.jsonl", "Citation.cff") == ["data/a.jsonl"]
+    assert chosen("data-00000-of-00001.arrow", "state.json", "dataset_info.json") == ["data-00000-of-00001.arrow"]
+    assert chosen("readme-questions.jsonl", "states.json") == ["readme-questions.jsonl", "states.json"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet"),
+        ("train/data-00000-of-00001.arrow", "validation/data-00000-of-00001.arrow", "dataset_dict.json"),
+        ("train.jsonl", "dev.jsonl"),
+        ("x/training_1.csv", "x/eval_1.csv"),
+    ],
+)
+def test_a_folder_with_several_splits_is_refused(names):
+    assert "holds several splits, such as " in refused(*names)
+    assert chosen(names[0]) == [names[0]] and chosen(names[1]) == [names[1]]
+
+
+def test_other_names_are_no_splits():
+    assert len(chosen("trainers.jsonl", "testimonials.jsonl", "valuable/a.jsonl", "train.jsonl")) == 4
+
+
 LOGS = ("logs/executor.json", "logs/stats/00000.json", "logs/logs/task_00000.log", "logs/stats.json")
 
 

@@ -8,6 +8,8 @@ Spark, datatrove and others leave more than data in a folder, and say there what
     _delta_log/…                     Delta Lake: which of the files are the table's
     logs/executor.json               datatrove: `world_size`, the number of tasks
     logs/completions/00000           datatrove: a task that has finished
+    README.md, dataset_info.json     Hub, `datasets`: about the data
+    train-….parquet, test/…          Hub, `datasets`: splits, of which only some are meant
 
 Only what these names show is decided. A folder of another program, such as NeMo Curator's, has no such marks and is taken as it
 is. A pattern takes what it matches, without these checks.
@@ -22,10 +24,17 @@ SUCCESS, TEMPORARY, DELTA = "_SUCCESS", "_temporary", "_delta_log"
 # Names that only Spark gives: the number of the task, and the id of the job.
 SPARK_PART = re.compile(r"part-\d{5,}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 EXECUTOR, COMPLETIONS = "executor.json", "completions"
+# Files about a data set: a repository's, and what `save_to_disk` writes beside the rows.
+ABOUT = re.compile(
+    r"(readme|licen[cs]e|notice|citation)(\.(md|rst|txt|cff))?|dataset_(infos?|dict)\.json|state\.json", re.IGNORECASE
+)
+TRAINED = re.compile(r"train(ing)?(?![a-z])", re.IGNORECASE)
+EVALUATED = re.compile(r"(test|valid(ation)?|val|dev|eval(uation)?)(?![a-z])", re.IGNORECASE)
 
 
 def data_files(folder: str, names: Iterable[str], read: Callable[[str], bytes], succeeded: bool = False) -> list[str]:
-    """The names of the data files of a folder, in order; ValueError if the program that writes it hasn't finished.
+    """The names of the data files of a folder, in order; ValueError if the program that writes it hasn't finished, or it holds
+    files to train on and others to evaluate with.
 
     >>> data_files("d", ["b.jsonl", "a/x.jsonl", "_SUCCESS", ".crc/b"], lambda name: b"")
     ['a/x.jsonl', 'b.jsonl']
@@ -50,6 +59,13 @@ def data_files(folder: str, names: Iterable[str], read: Callable[[str], bytes], 
         _check_tasks(folder, log, names, read)
     data = [name for name in names if not any(part.startswith(("_", ".")) and "=" not in part for part in parts[name])]
     data = [name for name in data if not any(PurePosixPath(name).is_relative_to(log) for log in logs)]
+    data = [name for name in data if not ABOUT.fullmatch(parts[name][-1])]
+    splits = [next((n for n in data if any(map(split.match, parts[n]))), None) for split in (TRAINED, EVALUATED)]
+    if None not in splits:
+        raise ValueError(
+            f"{folder!r} holds several splits, such as {' and '.join(splits)}; name the folder or a pattern of one of them, "
+            f"such as {folder.rstrip('/')}/**/train*"
+        )
     marked = [PurePosixPath(name).parent for name in names if parts[name][-1] == SUCCESS]
     for name in data:
         finished = succeeded or any(PurePosixPath(name).is_relative_to(place) for place in marked)
