@@ -163,6 +163,13 @@ def test_a_grid_over_lists_is_named_by_index(raw):
     assert {"sweep-betas0", "sweep-betas1"} <= {job.name for job in JobGraph(*load(raw)).stage("sft")}
 
 
+def test_errors_of_many_variants_are_counted_and_not_all_printed(raw):
+    raw["sft"]["sweep"] = {"extends": "demo", "grid": {"training.epochs": [-number for number in range(1, 101)]}}
+    with pytest.raises(SnaketuneError, match="and 70 more") as error:
+        load(raw)
+    assert len(str(error.value).splitlines()) == 32
+
+
 def test_file_names_with_shell_characters_stay_file_names(raw, tmp_path):
     name = tmp_path / "it's $(touch gone) & co.jsonl"
     name.write_text("{}\n", encoding="utf-8")

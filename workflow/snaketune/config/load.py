@@ -33,6 +33,8 @@ HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 RUN_SECTIONS = ("sft", "dpo", "reward")
 # Alternative keys: a run's own key replaces the inherited alternative.
 ALTERNATIVES = {"base": "use_base", "use_base": "base"}
+# Of a grid, each variant may have the same errors.
+ERRORS_SHOWN = 30
 
 
 def load(raw: dict[str, Any]) -> tuple[Workflow, Variants]:
@@ -70,7 +72,9 @@ def written_out(raw: dict[str, Any]) -> tuple[Workflow, Variants]:
         config = Workflow.model_validate(expanded)
     except ValidationError as error:
         lines = lines_of(error)
-        raise SnaketuneError("the config is wrong:\n" + "\n".join(f"  {line}" for line in lines)) from None
+        more = [f"… and {len(lines) - ERRORS_SHOWN:,} more"] * (len(lines) > ERRORS_SHOWN)
+        shown = "\n".join(f"  {line}" for line in (*lines[:ERRORS_SHOWN], *more))
+        raise SnaketuneError(f"the config is wrong:\n{shown}") from None
     return expand_rounds(config, variants)
 
 
