@@ -70,7 +70,9 @@ def test_a_folder_with_several_splits_is_refused(names):
 
 
 def test_other_names_are_no_splits():
-    assert len(chosen("trainers.jsonl", "testimonials.jsonl", "valuable/a.jsonl", "train.jsonl")) == 4
+    assert len(chosen("trainers.jsonl", "testimonials.jsonl", "valuable/a.jsonl", "train.jsonl", "dev-ops.jsonl")) == 5
+    # The folder decides.
+    assert chosen("train/test_cases.jsonl", "train/test.jsonl") == ["train/test.jsonl", "train/test_cases.jsonl"]
 
 
 LOGS = ("logs/executor.json", "logs/stats/00000.json", "logs/logs/task_00000.log", "logs/stats.json")

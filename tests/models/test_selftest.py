@@ -12,12 +12,12 @@ from benchmarks.families.tiny import tiny_model as family_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from snaketune.engine.model import kernels, selftest
-from snaketune.engine.model.attention import Unpackable, use_segment_attention
+from snaketune.engine.model.attention import Unpackable, use_own_attention, use_segment_attention
 from snaketune.engine.model.batches import collate
 from snaketune.engine.model.kernels import SEPARATE
 from snaketune.engine.model.logprobs import token_losses
 from snaketune.engine.model.router_choices import RouterChoices
-from snaketune.engine.model.selftest import check_kernel, self_test
+from snaketune.engine.model.selftest import allow_also, check_kernel, self_test
 from snaketune.engine.model.selftest_rows import synthetic_rows
 from snaketune.engine.packing.segments import layout
 from snaketune.errors import SnaketuneError
@@ -224,3 +224,27 @@ def test_an_overflow_names_the_data_type_and_what_to_set():
         model.model.layers[1].mlp.up_proj.weight.fill_(6e4)
     with pytest.raises(SnaketuneError, match=r"aren't finite in float16, .* set training\.precision: float32"):
         self_test(model, [], replace(CPU, dtype=torch.float16), training=False)
+
+
+@pytest.mark.parametrize("family", ["llama", "mamba2"])
+def test_rows_that_fail_leave_the_model_as_it_passed_with_others(monkeypatch, capsys, family):
+    model = tiny_model("llama") if family == "llama" else family_model(family_config(family))
+    model.eval()
+    plain = Rows(packed_rows()[:1])
+    plain.has_prefixes = bool(plain[0]["prefix_lengths"].any())
+    check_kernel(model, [plain], CPU, training=False)
+    batch = collate(plain, "sdpa")
+    with torch.no_grad():
+        before = token_losses(model, batch)
+
+    def fails(model, rows, compute):
+        # As where rounding in 16 bits is measured.
+        use_own_attention(model)
+        raise Unpackable("too far apart")
+
+    monkeypatch.setattr(selftest, "_difference_from_separate", fails)
+    allow_also(model, Rows(packed_rows()), CPU)
+    assert "too far apart" in capsys.readouterr().out
+    assert ("sdpa", True) not in model.allowed_packed or plain.has_prefixes
+    with torch.no_grad():
+        assert torch.equal(token_losses(model, batch), before)

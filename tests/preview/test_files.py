@@ -98,6 +98,15 @@ def test_ids_times_and_compared_answers_are_not_suggested(row, tmp_path):
     assert entry_of(write_lines(tmp_path / "rows.jsonl", [row] * 9)) == ""
 
 
+def test_what_only_all_rows_of_a_file_show_is_no_trouble_of_a_sample(tmp_path, monkeypatch):
+    monkeypatch.setattr(sample, "MAX_ROWS", 30)
+    row = {"prompt": "Why?", "response_1": "So.", "response_2": "Because."}
+    rows = [row | {"preference_strength": strength} for strength in [2] * 50 + [-1]]
+    said = preview_text(write_lines(tmp_path / "strengths.jsonl", rows))
+    assert "reads all 30 rows" in said and "above 0" not in said
+    assert "only numbers above 0" in preview_text(write_lines(tmp_path / "scale.jsonl", rows[:20]))
+
+
 @pytest.mark.parametrize("name", AWKWARD)
 def test_suggested_config_lines_are_valid(name, tmp_path):
     file = AWKWARD[name][0](tmp_path)

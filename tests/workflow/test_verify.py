@@ -105,6 +105,10 @@ def test_a_file_that_changed_since_the_checks_fails(verified, tmp_path, monkeypa
     said = capsys.readouterr().out
     for path in ("results/dpo/run/model/model.safetensors", str(scores)):
         assert f"! {path} is damaged" in said, said
+    assert "no check failed, 2 results are damaged" in said
+    job_file_of("verification", "dpo-run").unlink()
+    assert main(["verify", job.manifest]) == 0
+    assert "the files that were checked aren't compared with their digests" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("status", ["passed", "failed"])

@@ -28,8 +28,10 @@ EXECUTOR, COMPLETIONS = "executor.json", "completions"
 ABOUT = re.compile(
     r"(readme|licen[cs]e|notice|citation)(\.(md|rst|txt|cff))?|dataset_(infos?|dict)\.json|state\.json", re.IGNORECASE
 )
-TRAINED = re.compile(r"train(ing)?(?![a-z])", re.IGNORECASE)
-EVALUATED = re.compile(r"(test|valid(ation)?|val|dev|eval(uation)?)(?![a-z])", re.IGNORECASE)
+# A word that is all of a name, or before a number: `train-00000-of-00002.parquet`, not `dev-ops.jsonl`.
+WHOLE = r"(?=[-_.\d]*(of[-_.\d]*)?(\.[a-z.]+)?$|[-_.]\d)"
+TRAINED = re.compile(rf"train(ing)?{WHOLE}", re.IGNORECASE)
+EVALUATED = re.compile(rf"(test|valid(ation)?|val|dev|eval(uation)?){WHOLE}", re.IGNORECASE)
 
 
 def data_files(folder: str, names: Iterable[str], read: Callable[[str], bytes], succeeded: bool = False) -> list[str]:
@@ -60,11 +62,16 @@ def data_files(folder: str, names: Iterable[str], read: Callable[[str], bytes], 
     data = [name for name in names if not any(part.startswith(("_", ".")) and "=" not in part for part in parts[name])]
     data = [name for name in data if not any(PurePosixPath(name).is_relative_to(log) for log in logs)]
     data = [name for name in data if not ABOUT.fullmatch(parts[name][-1])]
-    splits = [next((n for n in data if any(map(split.match, parts[n]))), None) for split in (TRAINED, EVALUATED)]
-    if None not in splits:
+    splits: dict[re.Pattern[str], str] = {}
+    for name in data:
+        # The folder of a split may hold files of any name.
+        matches = (split for part in parts[name] for split in (TRAINED, EVALUATED) if split.match(part))
+        if split := next(matches, None):
+            splits.setdefault(split, name)
+    if len(splits) == 2:
         raise ValueError(
-            f"{folder!r} holds several splits, such as {' and '.join(splits)}; name the folder or a pattern of one of them, "
-            f"such as {folder.rstrip('/')}/**/train*"
+            f"{folder!r} holds several splits, such as {' and '.join(splits.values())}; name the folder of one of them, or a "
+            f"pattern, such as {folder.rstrip('/')}/train*.jsonl"
         )
     marked = [PurePosixPath(name).parent for name in names if parts[name][-1] == SUCCESS]
     for name in data:

@@ -1,7 +1,7 @@
 """Rows that `fields` map: rated answers, labels, messages in rows of their own, and values at paths."""
 
 import json
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 
 import pytest
 from pydantic import ValidationError
@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from snaketune.config.corpus_sources import Source
 from snaketune.corpus.layouts.canonical import canonical_rows
 from snaketune.corpus.rows import Dropped, Malformed, RawRow
-from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, compact, read_all, reasons, turns
+from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, compact, read_all, turns
 
 
 def rows(raws, kind, fields, **options):
@@ -82,6 +82,10 @@ CHATS = {"conversation": "chat", "order": "at", "role": "who", "content": "said"
         # Numbers in a CSV, of which ten precedes two as a text.
         [str(number) for number in range(12)],
         [f"{number}.0" for number in range(12)],
+        # More digits than a float has.
+        [10**17 + number for number in range(12)],
+        [str(10**17 + number) for number in range(12)],
+        [10**400 + number for number in range(12)],
         [datetime(2026, 11, 28, number) for number in range(12)],
         [date(2026, 11, number + 1) for number in range(12)],
         [f"2026-11-28 {number:02}:00" for number in range(12)],
@@ -93,9 +97,18 @@ def test_messages_are_ordered_by_numbers_also_in_texts_or_by_times(places):
     assert [turn["content"] for turn in row.messages] == [f"t{number}" for number in range(12)]
 
 
-def test_an_order_of_numbers_and_other_texts_is_malformed():
-    rows = [{"chat": 1, "at": at, "who": "user", "said": "x"} for at in ("1", "2a", "10")]
-    assert reasons(read_all(rows, **CHATS))[-1] == "wrong_type"
+def test_other_orders_are_compared_as_they_are_or_malformed():
+    def texts(*places):
+        rows = [
+            {"chat": 1, "at": at, "who": ["user", "assistant"][n % 2], "said": str(at)} for n, at in enumerate(places)
+        ]
+        (made,) = (result.row for result in read_all(rows, **CHATS) if result.row)
+        return made.reason if isinstance(made, Malformed) else [turn["content"] for turn in made.messages]
+
+    assert texts("1.1.1", "1.2") == ["1.1.1", "1.2"] and texts("a1", "a2") == ["a1", "a2"]
+    assert texts("inf", "x1") == ["inf", "x1"]
+    for mixed in (("1", date(2026, 11, 28)), (datetime(2026, 11, 28), datetime(2026, 11, 29, tzinfo=UTC)), (1, "x")):
+        assert texts(*mixed) == "wrong_type"
 
 
 def test_one_message_per_row():

@@ -117,6 +117,7 @@ def test_a_table_of_messages(deleted):
     """As a database writes it to CSV: no nulls, and flags as it spells them."""
     rows = [row | {key: "" if row[key] is None else str(row[key]) for key in ("parent_id", "rank")} for row in TREE]
     assert pairs(read_all([row | {"deleted": "f"} for row in rows], PREFERENCES)) == PAIRS
+    assert pairs(read_all([row | {"deleted": float("nan"), "synthetic": "NaN"} for row in rows], PREFERENCES)) == PAIRS
     made = read_all([row | {"deleted": deleted if row["message_id"] == "3" else 0} for row in rows])
     assert compact(made[0].row.messages) == "U q1|A a2"
 

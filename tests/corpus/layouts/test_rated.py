@@ -66,6 +66,8 @@ def test_a_ranking_that_may_be_an_order_is_malformed(ranking, made):
     raw = {"prompt": "q", "responses": ["a", "b", "c"]}
     assert pairs(raw | {"ranking": ranking}) == made
     assert pairs(raw | {"ranks": ranking}) != ["ambiguous_ranking"]
+    fields = {"prompt": "prompt", "answers": ["responses"], "ratings": ["ranking"]}
+    assert pairs(raw | {"ranking": ranking}, fields=fields) != ["ambiguous_ranking"]
 
 
 @pytest.mark.parametrize("rating", ["inf", float("inf"), "-Infinity"])

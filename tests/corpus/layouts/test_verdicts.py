@@ -2,7 +2,9 @@
 
 import pytest
 
-from snaketune.corpus.rows import Dropped, Malformed
+from snaketune.config.corpus_sources import Source
+from snaketune.corpus.layouts.canonical import canonical_rows
+from snaketune.corpus.rows import Dropped, Malformed, RawRow
 from tests.corpus.row_spelling import (
     PREFERENCES,
     compact,
@@ -69,17 +71,31 @@ def test_strength_of_a_preference(column):
 def test_strengths_that_may_be_a_scale_are_refused(strengths):
     # From 1 for the first answer to 7 for the second.
     with pytest.raises(
-        Malformed, match=r"ambiguous_votes: overall_preference holds only numbers above 0.*write A, B or"
+        Malformed,
+        match=r"ambiguous_votes: overall_preference .*above 0.*verdict: overall_preference.*write A, B",
     ):
         read_all([compared(strength, "overall_preference") for strength in strengths], PREFERENCES)
 
 
-def test_a_verdict_on_an_earlier_answer_is_malformed():
+def test_strengths_that_the_config_names_or_selects_are_taken_as_they_are():
+    rows = [compared(strength, "overall_preference") for strength in (1, 3)]
+    named = {"prompt": "question", "answers": ["response_A", "response_B"], "verdict": "overall_preference"}
+    assert [compact(result.row.chosen) for result in read_all(rows, PREFERENCES, **named)] == ["A y"] * 2
+    source = Source(files=["x"], where=["overall_preference >= 1"])
+    raws = [
+        RawRow("row", number, row) for number, row in enumerate([*rows, compared(-2, "overall_preference")], start=1)
+    ]
+    made = list(canonical_rows(raws, kind=PREFERENCES, source=source, repair=()))
+    assert reasons(made) == ["row", "row", "where overall_preference >= 1"]
+
+
+@pytest.mark.parametrize("turn", [1, 0, -1])
+def test_a_verdict_that_may_be_on_an_earlier_answer_is_malformed(turn):
     first, second = (turns("U q", f"A {text}", "U more", f"A {text}") for text in "xy")
     row = {"conversation_a": first, "conversation_b": second, "winner": "model_b"}
     assert read(row | {"turn": 2}, PREFERENCES)
-    with pytest.raises(Malformed, match=r"verdict_on_earlier_turn: the verdict is on turn 1.*where: turn == 2"):
-        read(row | {"turn": 1}, PREFERENCES)
+    with pytest.raises(Malformed, match=rf"turn is {turn} of 2.*where: turn == 2.*`turn` under `ignore`"):
+        read(row | {"turn": turn}, PREFERENCES)
 
 
 def test_answers_that_are_counted_from_zero():

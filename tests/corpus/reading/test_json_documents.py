@@ -97,7 +97,12 @@ def test_messages_of_several_conversations_are_rows(tmp_path, indent):
     rows = [turn | {"conversation_id": number} for number in range(2) for turn in TURNS]
     assert read_rows(tmp_path, "a.json", json.dumps(rows, indent=indent).encode()) == rows
     one = [turn | {"conversation_id": 7} for turn in TURNS]
-    assert read_rows(tmp_path, "a.jsonl", json.dumps(one).encode()) == [{"messages": one}]
+    counted = [turn | {"session": number} for number, turn in enumerate(TURNS)]
+    for messages in (one, counted):
+        assert read_rows(tmp_path, "a.jsonl", json.dumps(messages).encode()) == [{"messages": messages}]
+    # Each line is a conversation, whatever its messages hold.
+    lines = json.dumps(rows) + "\n" + json.dumps(rows)
+    assert read_rows(tmp_path, "a.jsonl", lines.encode()) == [{"messages": rows}] * 2
 
 
 def test_lists_of_messages_in_the_spelling_of_sharegpt(make):

@@ -120,6 +120,7 @@ def test_tools_are_masked_and_stay_json(make, chat):
         "parameters": {"properties": {"n": {"default": 5551234567}}},
     }
     built = make([chat(tools=[tool])], cleaning={"mask_personal_data": ["email", "phone"]})
+    assert built.counts["cleaned"] == {"mask_personal_data": 1, "email": 1}
     (function,) = [tool["function"] for tool in json.loads(built.train[0]["tools"])]
     assert function == tool | {"description": "Writes to [EMAIL]"}
 

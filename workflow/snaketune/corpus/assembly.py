@@ -201,9 +201,10 @@ def _check_ranges(spec: CorpusSpec, parts: ScannedParts) -> None:
 
 
 def _check_sources(spec: CorpusSpec, parts: ScannedParts, work: WorkFolder) -> None:
-    """Raise SnaketuneError if all rows of a source are malformed, however few they are among those of the corpus."""
+    """Raise SnaketuneError if all rows of a source are malformed, however few they are among those of the corpus, unless the
+    config allows any share."""
     for source, counts in zip(spec.sources, parts.sources):
-        if counts.quarantined and not counts.rows and not counts.dropped:
+        if counts.quarantined and not (counts.rows or counts.dropped) and spec.max_quarantined_fraction < 1:
             what = f"none of the {counts.quarantined} rows of the source {_name_of(source)} can be used"
             raise SnaketuneError(f"{what}\n{_save_records(work)}Check its `layout` and `fields`, or remove the source")
 

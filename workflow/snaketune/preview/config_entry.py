@@ -16,7 +16,7 @@ import yaml
 from snaketune.config.corpora import CorpusContent
 from snaketune.config.corpus_sources import Source
 from snaketune.config.row_fields import Fields
-from snaketune.corpus.layouts.unstated import is_metadata
+from snaketune.corpus.layouts.unstated import names_metadata
 from snaketune.corpus.values.turns import are_turns
 from snaketune.preview.reading import Reading
 
@@ -133,12 +133,12 @@ def _are_compared(columns: Iterable[str]) -> bool:
 
 
 def _text_columns(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The columns that hold texts in at least half of the rows, in order, with their average length; not ids, links, times and
-    other metadata."""
+    """The columns that hold texts in at least half of the rows, in order, with their average length, but for those named as
+    metadata."""
     lengths: dict[str, list[int]] = defaultdict(list)
     for row in rows:
         for column, value in row.items():
-            if column and isinstance(value, str) and value.strip() and not is_metadata(column, value):
+            if column and isinstance(value, str) and value.strip() and not names_metadata(column):
                 lengths[column].append(len(value))
     return {column: sum(values) / len(values) for column, values in lengths.items() if 2 * len(values) >= len(rows)}
 

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from snaketune.config.corpora import Cleaning, Repair
 from snaketune.config.corpus_sources import Frame, Source
-from snaketune.corpus.layouts.canonical import canonical_rows
+from snaketune.corpus.layouts.canonical import FileChecks, canonical_rows
 from snaketune.corpus.layouts.recognise import UnknownLayout
 from snaketune.corpus.layouts.unstated import UnstatedColumns, values_at
 from snaketune.corpus.rows import TEXT, Dropped, Malformed, Row, RowResult, content_hash
@@ -93,7 +93,9 @@ def read_as(
         used: set[int] = set()
         unstated, shared = UnstatedColumns(source), SharedFrame(source)
         try:
-            for result in canonical_rows(sample.raws, kind=kind, source=source, repair=repair):
+            # Of a part of a file, what only all rows show isn't checked.
+            checks = None if sample.whole else FileChecks(source)
+            for result in canonical_rows(sample.raws, kind=kind, source=source, repair=repair, checks=checks):
                 file = f"{sample.name}, " if len(samples) > 1 else ""
                 if _add(reading, result, f"{file}{result.raw.unit} {result.raw.number}", cleaner, first):
                     used.add(result.raw.number)

@@ -81,7 +81,9 @@ def _rated(values: Values, file: RowFile) -> list[tuple[Any, float]]:
             raise Malformed("unread_ratings", f"{name} and {ratings_name} aren't lists of the same length")
         if ratings_name in ORDERS and "ratings" not in file.stated and _may_be_order(ratings):
             what = "may be the rank of each completion, or the numbers of the completions from the best to the worst"
-            raise Malformed("ambiguous_ranking", f"{ratings_name} {what}; name a column of ranks `ranks`")
+            raise Malformed(
+                "ambiguous_ranking", f"{ratings_name} {what}; if they are ranks, name it in `fields.ratings`"
+            )
     else:
         items = [item for item in texts if isinstance(item, dict)]
         ratings_name = _rating_key(items) or RATINGS[0]

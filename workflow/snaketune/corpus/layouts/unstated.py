@@ -136,7 +136,9 @@ class UnstatedColumns:
         if marks_rows(path):
             return True
         if isinstance(value, str):
-            if is_metadata(path, value):
+            if IDENTIFIER.fullmatch(value) or (
+                names_metadata(path) and len(value) <= METADATA_LENGTH and "\n" not in value
+            ):
                 return False
             texts = self.categories.setdefault(path, set())
             texts.add(value)
@@ -147,15 +149,13 @@ class UnstatedColumns:
         return not (isinstance(value, NEVER_A_TURN) or hasattr(value, "isoformat") or _are_numbers(value))
 
 
-def is_metadata(path: str, text: str) -> bool:
-    """Whether a text can't be a turn, by its form or by the name of its column.
+def names_metadata(path: str) -> bool:
+    """Whether the name of a column says that its texts tell where a row is from, or what it is about.
 
-    >>> is_metadata("trace", "3f2a-9c"), is_metadata("lang", "any"), is_metadata("question", "any")
-    (True, True, False)
+    >>> names_metadata("meta.lang"), names_metadata("created_at"), names_metadata("question")
+    (True, False, False)
     """
-    if IDENTIFIER.fullmatch(text):
-        return True
-    return _last_word(path) in METADATA and len(text) <= METADATA_LENGTH and "\n" not in text
+    return _last_word(path) in METADATA
 
 
 def values_at(row: Any, name: str) -> Iterator[Any]:

@@ -23,7 +23,10 @@ def read(values: Values, file: RowFile) -> Preference:
         votes = {name: vote for name, vote in several if vote is not None}
         from_zero = names[0].endswith("0")
         if not from_zero:
-            file.clues |= verdicts.clues_of(votes)
+            # Numbers of selected rows, and those whose column the config names, show nothing.
+            selected = {condition.column for condition in file.source.where}
+            if "verdict" not in file.stated and selected.isdisjoint(votes):
+                file.clues |= verdicts.clues_of(votes)
         best = verdicts.winner(votes, from_zero=from_zero)
         if best and difference and difference * (2 * best - 3) > 0:
             what = f"the scores, {scores[0]:g} and {scores[1]:g}, contradict {next(iter(votes))}"
@@ -36,8 +39,11 @@ def read(values: Values, file: RowFile) -> Preference:
         raise Dropped("tie")
     pair = pair_of(values, answers[best - 1], answers[2 - best], file)
     asked = sum(turn["role"] == "user" for turn in [*pair.prompt, *pair.chosen])
-    if (turn := number_of(values.get("turn"))) and turn < asked:
-        what = f"the verdict is on turn {turn:g}, and its conversation has {asked}; select rows with `where: turn == {asked}`"
+    if (turn := number_of(values.get("turn"))) is not None and turn < asked:
+        what = (
+            f"turn is {turn:g} of {asked}, so the verdict may be on an earlier answer; select rows with "
+            f"`where: turn == {asked}`, or name `turn` under `ignore` if the verdict is on the whole conversation"
+        )
         raise Malformed("verdict_on_earlier_turn", what)
     return pair
 

@@ -25,7 +25,7 @@ MAX_HEAD = 1 << 20
 TREE_KEYS = {"message_id", "parent_id"}
 # Keys by which messages of several conversations are told apart: each message is a row.
 CONVERSATION_ID = re.compile(
-    r"(conversation|conv|dialog|dialogue|thread|session|chat|ticket|group)_?(id|uuid|idx|index|no|number|hash)?",
+    r"(conversation|conv|dialog|dialogue|thread|session|chat|ticket|group)_?(id|uuid|hash)?",
     re.IGNORECASE,
 )
 KINDS = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
@@ -124,7 +124,8 @@ def _is_lines(head: list[bytes], display_name: str) -> bool:
     if isinstance(value, Malformed):
         # The beginning of a document over several lines, or a malformed line.
         return named_lines and first != b"{" and not first.startswith(b"[")
-    return len(head) == 2 or _is_messages(value) or (named_lines and isinstance(value, dict))
+    one_conversation = _is_messages(value) and not _are_of_several(value)
+    return len(head) == 2 or one_conversation or (named_lines and isinstance(value, dict))
 
 
 def _parsed(line: bytes) -> Any:
@@ -135,13 +136,16 @@ def _parsed(line: bytes) -> Any:
 
 
 def _is_messages(value: Any) -> bool:
-    """Return True if a value is a list of messages. Those of a tree, or of several conversations, are rows each."""
+    """Return True if a value is a list of messages; flat messages of a tree aren't one, because each of them is a row."""
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
         return False
-    if not all(("role" in item or "from" in item) and TREE_KEYS.isdisjoint(item) for item in value):
-        return False
-    ids = (key for key in value[0] if CONVERSATION_ID.fullmatch(key))
-    return all(len({repr(item.get(key)) for item in value}) == 1 for key in ids)
+    return all(("role" in item or "from" in item) and TREE_KEYS.isdisjoint(item) for item in value)
+
+
+def _are_of_several(messages: list[dict[str, Any]]) -> bool:
+    """Return True if ids of conversations, which some messages share, tell messages apart."""
+    ids = ([repr(message.get(key)) for message in messages] for key in messages[0] if CONVERSATION_ID.fullmatch(key))
+    return any(1 < len(set(of_key)) < len(of_key) for of_key in ids)
 
 
 def _row(unit: Literal["line", "row"], number: int, value: Any) -> RawRow:

@@ -74,14 +74,16 @@ class Cleaner:
         texts = [turn["content"] for turn in row.turns]
         if row.answer is not None:
             texts.append(row.answer)
+        masked = False
         if row.tools is not None and MAYBE_PERSONAL.search(row.tools) and self.mask:
             # In strings only, so that it stays JSON.
             tools = _with_texts(json.loads(row.tools), self.steps["mask_personal_data"])
-            row = replace(row, tools=json.dumps(tools, ensure_ascii=False))
+            masked = tools != json.loads(row.tools)
+            row = replace(row, tools=json.dumps(tools, ensure_ascii=False)) if masked else row
         before = texts
         for name, step in self.steps.items():
             after = [step(text) for text in texts]
-            self.counts[name] += after != texts
+            self.counts[name] += after != texts or (masked and name == "mask_personal_data")
             texts = after
         if texts == before:
             return row

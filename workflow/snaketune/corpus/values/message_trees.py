@@ -22,7 +22,7 @@ MESSAGE_KEYS = {"message_id", "parent_id", "role", "text", "rank", "deleted", "s
 # Also an empty cell of a table.
 NO_PARENT = (None, "")
 # As databases and tables write them.
-YES, NO = {"true", "t", "yes", "1"}, {"false", "f", "no", "0", ""}
+YES, NO = {"true", "t", "yes", "1"}, {"false", "f", "no", "0", "", "nan", "null", "none"}
 
 
 @dataclass(slots=True, eq=False)
@@ -162,7 +162,7 @@ def _node(raw: Any, speakers: Speakers, number: int = 0) -> Node:
 
 
 def _is_set(value: Any, key: str) -> bool:
-    text = "" if value is None else plain_text(value)
+    text = "" if value is None or value != value else plain_text(value)
     if text is None or text.strip().lower() not in YES | NO:
         raise wrong_type(key, value, "true or false")
     return text.strip().lower() in YES

@@ -101,11 +101,11 @@ def _are_texts(text: str) -> bool:
 def _of_object(prompt: Any) -> Any:
     if isinstance(prompt, dict):
         # A question may be an object with metadata.
-        text = prompt.get("full_text") or prompt.get("text")
-        if text and isinstance(prompt.get("system"), str) and prompt["system"].strip():
-            what = "the prompt holds a text and `system`; map both with `fields`: prompt: COLUMN.text, system: COLUMN.system"
+        key = next((key for key in ("full_text", "text") if prompt.get(key)), "")
+        if key and isinstance(prompt.get("system"), str) and prompt["system"].strip():
+            what = f"the prompt holds `{key}` and `system`; map both with `fields`: prompt: COLUMN.{key}, system: COLUMN.system"
             raise Malformed("system_in_prompt", what)
-        return text or prompt
+        return prompt[key] if key else prompt
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], list):
         return prompt[0]
     return text_if_number(prompt)

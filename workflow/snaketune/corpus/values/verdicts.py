@@ -102,8 +102,8 @@ def check_verdicts(clues: set[Clue]) -> None:
             raise Malformed("ambiguous_votes", f"{column} holds {what}")
         if kind == STRENGTH and found == {"above 0"}:
             what = (
-                "only numbers above 0: they may be strengths of which all are for the second answer, or a scale whose lower "
-                "half is for the first; write A, B or tie in a column `preference`"
+                "only numbers above 0: strengths that are all for the second answer, or a scale whose lower half is for the "
+                f"first; if they are strengths, name it under `fields`, as `verdict: {column}`, else write A, B or tie"
             )
             raise Malformed("ambiguous_votes", f"{column} holds {what}")
 
