@@ -94,7 +94,7 @@ class Project:
         files = {role: [Path(file) for file in some] for role, some in job.files.items()}
         arguments = {"spec": job.spec} | ({"operation": job.operation} if stage.launcher else {}) | instead
         with chdir(self.folder):
-            return import_module(stage.module).build(
+            return import_module(stage.code).build(
                 **arguments, work=started(work), **stage.arguments(artifacts, files)
             )
 
@@ -115,7 +115,7 @@ def _written(job: Job) -> Path:
 
 def _build(job: LoadedJob, work: WorkFolder) -> Outcome:
     """Take the place of a launcher, which starts processes."""
-    return import_module(job.stage.module).build(job.spec, work, operation=job.operation, **job.arguments)
+    return import_module(job.stage.code).build(job.spec, work, operation=job.operation, **job.arguments)
 
 
 def conversations(

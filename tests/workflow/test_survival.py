@@ -63,13 +63,13 @@ def as_in_a_terminal() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def start_and_wait_for_checkpoint(project, target: str = SFT) -> subprocess.Popen:
+def start_and_wait_for_checkpoint(project, target: str = SFT, *options: str) -> subprocess.Popen:
     """Start Snakemake, as a terminal does it in a process group of its own, and wait for one more checkpoint."""
     pattern = f"results/.work/{target.split('/')[1]}/*/state/checkpoints/checkpoint-*/complete"
     before = set(project.folder.glob(pattern))
     with (project.folder / "first.log").open("w") as log:
         running = subprocess.Popen(
-            project.command(target), cwd=project.folder, stdout=log, stderr=log, env=environment(), process_group=0,
+            project.command(target, *options), cwd=project.folder, stdout=log, stderr=log, env=environment(), process_group=0,
             preexec_fn=as_in_a_terminal,
         )  # fmt: skip
     while not set(project.folder.glob(pattern)) - before:
@@ -159,7 +159,9 @@ def test_a_training_killed_on_two_threads_resumes_to_the_same_weights(finished, 
         lengthen(project)
         if target == DPO:
             project.config["sft"]["run"] = finished.config["sft"]["run"]
-    running = start_and_wait_for_checkpoint(interrupted, target)
+    # So small a model is computed on one thread.
+    threads = ("--set-threads", "sft=2", "dpo=2")
+    running = start_and_wait_for_checkpoint(interrupted, target, *threads)
     kill("-m snaketune", interrupted)
     assert running.wait() != 0
     wait_until_ended(interrupted)
@@ -170,11 +172,11 @@ def test_a_training_killed_on_two_threads_resumes_to_the_same_weights(finished, 
     assert not [path.name for path in checkpoint.iterdir() if path.suffix in (".pt", ".pth", ".bin", ".pkl")]
     # Float32 sums depend on the number of threads, so the resumed training keeps that of its beginning.
     interrupted.cores = 1
-    said = interrupted.snakemake(target)
+    said = interrupted.snakemake(target, *threads)
     assert "resuming from" in said
     assert "computing with 2 threads, as the first attempt did" in said
 
-    assert "resuming from" not in straight.snakemake(target)
+    assert "resuming from" not in straight.snakemake(target, *threads)
     assert digest_of_weights(interrupted, target) == digest_of_weights(straight, target)
     assert interrupted.read(target) == straight.read(target)
     assert json.loads(straight.read(target))["threads"] == 2
