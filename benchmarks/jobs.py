@@ -94,9 +94,7 @@ class Project:
         files = {role: [Path(file) for file in some] for role, some in job.files.items()}
         arguments = {"spec": job.spec} | ({"operation": job.operation} if stage.launcher else {}) | instead
         with chdir(self.folder):
-            return import_module(stage.code).build(
-                **arguments, work=started(work), **stage.arguments(artifacts, files)
-            )
+            return import_module(stage.code).build(**arguments, work=started(work), **stage.arguments(artifacts, files))
 
     def copy_to(self, folder: Path) -> "Project":
         """Copy the results, without work folders, into a new folder."""
