@@ -41,14 +41,12 @@ def _may_be_order(ratings: list[Any]) -> bool:
     >>> _may_be_order([2, 0, 1]), _may_be_order([2, 3, 1]), _may_be_order([1, 0, 2]), _may_be_order([1, 1, 2])
     (True, True, False, False)
     """
-    numbers = [number_of(rating) for rating in ratings]
-    first = min((number for number in numbers if number is not None), default=0)
-    if first not in (0, 1) or sorted(number for number in numbers if number is not None) != [
-        first + place for place in range(len(ratings))
-    ]:
+    numbers = [number for rating in ratings if (number := number_of(rating)) is not None]
+    first = min(numbers, default=0)
+    places = [number - first for number in numbers]
+    if first not in (0, 1) or sorted(places) != [*range(len(ratings))]:
         return False
-    places = [int(number - first) for number in numbers if number is not None]
-    return any(places[place] != number for number, place in enumerate(places))
+    return any(places[int(place)] != number for number, place in enumerate(places))
 
 
 def read(values: Values, file: RowFile) -> list[Outcome]:
