@@ -156,6 +156,12 @@ COLUMNS += ["response_a", "response_b", "annotator1", "message_id", "parent_id",
 RAW = st.dictionaries(st.sampled_from(COLUMNS), TEXTS | JSON | TURN | st.lists(TURN, max_size=4), max_size=7)
 
 
+@pytest.mark.parametrize("column", [{"system": "Be brief."}, {"tools": [{"name": "f", "parameters": {}}]}])
+def test_a_row_of_an_empty_system_turn_is_malformed(column):
+    (made,) = read_all([{"messages": [{"role": "system", "content": ""}]} | column])
+    assert isinstance(made.row, Malformed) and made.row.detail
+
+
 @given(
     st.lists(RAW, min_size=1, max_size=3),
     st.sampled_from(BOTH),

@@ -24,7 +24,7 @@ def add_labels(values: Values, row: Row, file: "RowFile") -> None:
         _prepend_system(row, system)
     if tools := values.get("tools"):
         row.tools = tools_of(tools, file.names["tools"])
-        if row.tools and are_offered_in(row.tools, row.opening[0]):
+        if row.tools and row.opening and are_offered_in(row.tools, row.opening[0]):
             # A chat template would write them again.
             row.tools = None
             row.notes += ("tools_in_system_turn",)
@@ -47,5 +47,6 @@ def _prepend_system(row: Row, system: Any) -> None:
     if not isinstance(system, str):
         raise wrong_type("system", system)
     turn = {"role": "system", "content": SYSTEM_TAG.sub("", system)}
-    if turn["content"].strip() and row.opening[0] != turn:
+    # An empty system turn may have been all that the row opened with.
+    if turn["content"].strip() and row.opening[:1] != [turn]:
         row.opening.insert(0, turn)
